@@ -1,0 +1,184 @@
+"""What can be observed: small frozen events, and the protocol of whoever listens.
+
+An event is emitted when the thing it tells of has ended; `start_ns` and `end_ns` are
+`time.perf_counter_ns()` readings, equal where the thing takes no time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened, with when it began and ended (nanoseconds of the performance counter)."""
+
+    start_ns: int = field(default_factory=time.perf_counter_ns)
+    end_ns: int = field(default_factory=time.perf_counter_ns)
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the event as plain data, its type's name under `event`."""
+        return {"event": type(self).__name__} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+Observer = Callable[[Event], None]
+EventType = TypeVar("EventType", bound=Event)
+
+
+def ignore(event: Event) -> None:
+    """Observe nothing."""
+
+
+def fan_out(*observers: Observer) -> Observer:
+    """Make one observer that passes each event to all of `observers`, in order."""
+
+    def observe(event: Event) -> None:
+        for observer in observers:
+            observer(event)
+
+    return observe
+
+
+class Recorder:
+    """Keep every event in a list; `recorder.of(Kind)` filters by type."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[EventType]) -> list[EventType]:
+        """Return the events of one type, oldest first."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(Event):
+    """A named phase of start-up ended: trace, audit, split, unique, key, compile, load, bind, weights, …"""
+
+    name: str
+    detail: str = ""
+
+
+@contextmanager
+def phase(observer: Observer, name: str, detail: str = "") -> Iterator[None]:
+    """Emit a `Phase` around the block, also where the block raises."""
+    start_ns = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        observer(Phase(name=name, detail=detail, start_ns=start_ns, end_ns=time.perf_counter_ns()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Event):
+    """One full graph was traced."""
+
+    node_count: int
+    dynamo_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitDone(Event):
+    """The graph was cut; counts of regions, opaque calls, sites and distinct pieces."""
+
+    regions: int
+    opaque: int
+    sites: int
+    distinct: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordHit(Event):
+    """A program record was found and trusted; nothing is traced."""
+
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordMiss(Event):
+    """No program record could be used; `factors` names what differs from the nearest one."""
+
+    lookup: str
+    reason: str
+    factors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactCompiled(Event):
+    """One piece was compiled for one range."""
+
+    piece: str
+    range: str
+    key: str
+    compiler: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactLoaded(Event):
+    """One artifact was read from the store, verified and loaded."""
+
+    piece: str
+    range: str
+    key: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactReused(Event):
+    """An artifact needed now was in the store already, so the compiler did not run."""
+
+    piece: str
+    range: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FallBack(Event):
+    """Something runs by a slower or more general way than asked for, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRead(Event):
+    """A record or blob was read."""
+
+    kind: str
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreWrite(Event):
+    """A record or blob was written."""
+
+    kind: str
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreWarning(Event):
+    """The store met a damaged, untrusted or unwritable entry and went on without it."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompiled(Event):
+    """torch.compile recompiled in `stock` mode."""
+
+    reason: str
