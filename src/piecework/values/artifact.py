@@ -1,0 +1,52 @@
+"""What a compiler makes of one piece for one box of sizes; torch-free.
+
+An artifact is what runs: source text, compiled kernels as bytes, the guards it assumes and the facts
+of its calling convention. It is never a pickle that drags the compiler in (kind `torch` is the one
+exception, the loud fall-back for output that our own loader does not know).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from piecework.values.shapes import Box
+
+TEXT = "text"
+INDUCTOR = "inductor"
+TORCH = "torch"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One piece, compiled for one box."""
+
+    kind: str
+    text: str
+    kernels: Mapping[str, bytes] = field(default_factory=dict)
+    guards: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text.encode()) + sum(map(len, self.kernels.values()))
+
+
+class LoadedPiece(Protocol):
+    """Code of one artifact, ready to be bound to the weights of each site that uses the piece."""
+
+    def bind(self, weights: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """Return a callable of (symbols…, activations…) in the piece text's order that returns a tuple."""
+
+
+class Compiler(Protocol):
+    """Something that compiles one piece for one box; `name` and `version` enter the artifact's key."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def compile(self, text: str, box: Box) -> Artifact: ...

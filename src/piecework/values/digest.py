@@ -1,0 +1,27 @@
+"""Digests of bytes, text and plain data; torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def digest_bytes(data: bytes) -> str:
+    """Return the SHA-256 of `data` as hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_text(text: str) -> str:
+    """Return the SHA-256 of `text` in UTF-8 as hex."""
+    return digest_bytes(text.encode())
+
+
+def canonical_json(value: Any) -> str:
+    """Write plain data as JSON that is the same for equal data in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest_data(value: Any) -> str:
+    """Return the digest of plain data (mappings, sequences, strings, numbers, None)."""
+    return digest_text(canonical_json(value))

@@ -1,0 +1,93 @@
+"""Token-count ranges and the boxes that artifacts serve; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from piecework.errors import OptionError
+
+
+@dataclass(frozen=True, order=True)
+class Range:
+    """The closed interval of sizes [low, high]."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.low, int) and isinstance(self.high, int)) or not 1 <= self.low <= self.high:
+            raise OptionError(
+                f"range `({self.low}, {self.high})` is not an interval of sizes",
+                hint="give two whole numbers with 1 <= low <= high",
+            )
+
+    def __contains__(self, size: int) -> bool:
+        return self.low <= size <= self.high
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+    @property
+    def is_single(self) -> bool:
+        return self.low == self.high
+
+
+Box = Mapping[str, Range]
+
+
+def format_box(box: Box) -> str:
+    """Write a box as text, symbols in order: `s0=2-64,s1=1`; the empty box is `static`."""
+    return ",".join(f"{name}={box[name]}" for name in sorted(box)) or "static"
+
+
+def parse_box(text: str) -> dict[str, Range]:
+    """Read back what `format_box` wrote."""
+    if text == "static":
+        return {}
+    box: dict[str, Range] = {}
+    for part in text.split(","):
+        name, _, bounds = part.partition("=")
+        low, _, high = bounds.partition("-")
+        box[name] = Range(int(low), int(high or low))
+    return box
+
+
+def partition(ranges: Iterable[tuple[int, int]], single_sizes: Iterable[int], maximum: int) -> tuple[Range, ...]:
+    """Cut [1, maximum] into the ranges that get an artifact each.
+
+    Ranges are clipped to `maximum` and must cover [1, maximum] without gap or overlap; size 1 and every
+    single size become ranges of their own, because the compiler proves its code from size 2 on only.
+    """
+    wanted = sorted(Range(low, min(high, maximum)) for low, high in ranges if low <= maximum)
+    edge = 0
+    for item in wanted:
+        if item.low != edge + 1:
+            raise OptionError(
+                f"ranges leave a gap or overlap at `{edge + 1}`: `{', '.join(map(str, wanted))}`",
+                hint=f"ranges must cover [1, {maximum}] side by side, as in ((1, 64), (65, {maximum}))",
+            )
+        edge = item.high
+    if edge < maximum:
+        raise OptionError(
+            f"ranges end at `{edge}`, below `max_num_batched_tokens={maximum}`",
+            hint=f"extend the last range to {maximum}, or lower max_num_batched_tokens",
+        )
+    singles = {1, *single_sizes}
+    for size in singles:
+        if not 1 <= size <= maximum:
+            raise OptionError(
+                f"single size `{size}` lies outside [1, {maximum}]", hint="single_sizes must lie inside the ranges"
+            )
+    return tuple(piece for item in wanted for piece in _cut_out(item, singles))
+
+
+def _cut_out(item: Range, singles: set[int]) -> Iterable[Range]:
+    low = item.low
+    for size in sorted(size for size in singles if size in item):
+        if low < size:
+            yield Range(low, size - 1)
+        yield Range(size, size)
+        low = size + 1
+    if low <= item.high:
+        yield Range(low, item.high)
