@@ -58,7 +58,7 @@ check: lint types layers docs
 
 # Rewrites what the golden tests compare with; read the difference before committing it.
 golden: setup
-	PIECEWORK_REFRESH_GOLDEN=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/golden tests/house
+	$(TEST_ENV) $(BIN)/python -m pytest -q --refresh-golden $(wildcard tests/golden tests/house)
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
