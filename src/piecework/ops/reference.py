@@ -96,9 +96,7 @@ def _attend_span(
             out[first:last] = _attend_scores(query[first:last], key, value, mask, rule)
 
 
-def _read(
-    cache: PagedCache, layout: Layout, index: int, span: Span, first_key: int, end: int
-) -> tuple[Tensor, Tensor]:
+def _read(cache: PagedCache, layout: Layout, index: int, span: Span, first_key: int, end: int) -> tuple[Tensor, Tensor]:
     """Return the keys and values of positions [first_key, end): a view where the pages lie in order.
 
     Tensors:
