@@ -1,0 +1,204 @@
+"""Run Dynamo once over a model and keep what it saw: graph, inputs by identity, guards, code read.
+
+The backend only records. Compiling inside Dynamo's callback narrows symbols under its feet and ends
+in a ConstraintViolationError, so nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from piecework.errors import GuardError, TraceError
+
+_SETTINGS = {
+    "automatic_dynamic_shapes": False,
+    "assume_static_by_default": True,
+    "specialize_float": True,
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "suppress_errors": False,
+    "verbose": False,
+}
+_USER_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True)
+class DimMark:
+    """How one dimension of one example tensor is traced: `backed`, `oblivious` or `unbacked`."""
+
+    tensor: torch.Tensor
+    dim: int
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class GuardNote:
+    """A guard that Dynamo would have installed, with the user's line where it is known."""
+
+    kind: str
+    source: str
+    value: Any
+    line: str
+
+
+class OutputInt(int):
+    """An integer that is the graph's output number `position`; equal to that integer in all else."""
+
+    position: int
+
+    @classmethod
+    def mark(cls, value: int, position: int) -> OutputInt:
+        marked = cls(value)
+        marked.position = position
+        return marked
+
+
+@dataclass
+class Capture:
+    """What one run of Dynamo gave; `results` are the marked outputs of the latest run of the graph."""
+
+    graph: fx.GraphModule
+    inputs: list[Any]
+    results: list[Any] = field(default_factory=list)
+    guards: list[GuardNote] = field(default_factory=list)
+    code: list[types.CodeType] = field(default_factory=list)
+    run: Callable[[Sequence[Any], Mapping[str, Any]], Any] = lambda args, kwargs: None
+
+
+def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark]) -> tuple[Capture, Any]:
+    """Trace `model(*args, **kwargs)` to one full graph without compiling; return the capture and the result.
+
+    The result's tensors and integers are marked: each is a distinct object that stands in
+    `capture.results` too, so that a leaf of the result names the graph output that it is.
+    """
+    import torch._dynamo
+
+    found: list[Capture] = []
+    guards: list[GuardNote] = []
+
+    def record(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        context = torch._guards.TracingContext.get()
+        kept = Capture(graph, list(inputs), code=list(getattr(context, "traced_code", [])))
+        found.append(kept)
+
+        def run_graph(*values: Any) -> tuple[Any, ...]:
+            outputs = graph.forward(*values)
+            kept.results = [_mark(value, index) for index, value in enumerate(outputs)]
+            return tuple(kept.results)
+
+        return run_graph
+
+    def drop_guards(entries: Sequence[Any]) -> list[bool]:
+        guards.extend(_note(entry) for entry in entries)
+        return [False] * len(entries)
+
+    entry = _fresh_entry()
+    compiled = torch.compile(entry, backend=record, fullgraph=True, options={"guard_filter_fn": drop_guards})
+
+    def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with torch.no_grad(), _settings(any(mark.kind == "oblivious" for mark in marks)):
+            return compiled(model, args, kwargs)
+
+    _apply(marks)
+    try:
+        result = run(args, kwargs)
+    except Exception as error:
+        raise _explain(error) from error
+    if not found:
+        raise TraceError(
+            "the model holds no tensor operation, so there is nothing to compile",
+            hint="call it as it is; a program needs at least one operation",
+        )
+    found[0].guards = guards
+    found[0].run = run
+    return found[0], result
+
+
+def release(captured: Capture) -> None:
+    """Forget what Dynamo keeps for a capture; its graph stays usable."""
+    captured.run = lambda args, kwargs: None
+    captured.results = []
+
+
+def _fresh_entry() -> Callable[..., Any]:
+    """Make a function with a code object of its own: Dynamo's caches and limits are kept per code object."""
+
+    def piecework_entry(model: Any, args: Any, kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    return types.FunctionType(piecework_entry.__code__.replace(), globals(), "piecework_entry")
+
+
+def _mark(value: Any, position: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.view_as(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return OutputInt.mark(value, position)
+    return value
+
+
+def _apply(marks: Sequence[DimMark]) -> None:
+    for mark in marks:
+        if mark.kind == "unbacked":
+            torch._dynamo.decorators.mark_unbacked(mark.tensor, mark.dim, shape_id=mark.name)
+        else:
+            torch._dynamo.mark_dynamic(mark.tensor, mark.dim)
+
+
+def _note(entry: Any) -> GuardNote:
+    stack = getattr(entry.orig_guard, "user_stack", None)
+    line = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    return GuardNote(entry.guard_type, entry.orig_guard.name, entry.value if entry.has_value else None, line)
+
+
+@contextmanager
+def _settings(oblivious: bool) -> Iterator[None]:
+    import torch._dynamo.config as dynamo
+    import torch.fx.experimental._config as shapes
+
+    ours = {name: value for name, value in _SETTINGS.items() if hasattr(dynamo, name)}
+    symbols = {"use_duck_shape": False} | ({"backed_size_oblivious": True} if oblivious else {})
+    with ExitStack() as stack:
+        stack.enter_context(dynamo.patch(ours))
+        stack.enter_context(shapes.patch({name: v for name, v in symbols.items() if hasattr(shapes, name)}))
+        yield
+
+
+_HINTS = (
+    ("print", "take the print out of forward, or guard it with `if not torch.compiler.is_compiling()`"),
+    ("ata-dependent", "use torch.where, or make the branch an opaque operator of your own"),
+    ("Unsupported: builtin", "use a tensor operation instead, or put the call into an opaque operator"),
+    ("built-in", "use a tensor operation instead, or put the call into an opaque operator"),
+    ("generator", "use a tensor operation instead, or put the call into an opaque operator"),
+)
+
+
+def _explain(error: Exception) -> TraceError | GuardError:
+    """Turn Dynamo's error into ours, with the user's last line and a hint."""
+    text = str(error)
+    frames = [frame for frame in _USER_FRAME.findall(text) if "site-packages/torch/" not in frame[0]]
+    place = f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    facts = {"file": frames[-1][0] if frames else "", "line": int(frames[-1][1]) if frames else 0, "report": text}
+    if "ConstraintViolation" in type(error).__name__:
+        return GuardError(
+            f"a dimension declared dynamic is fixed by the model{' at ' + place if place else ''}: {_reason(text)}",
+            hint="leave it out of `dynamic`, or change the line so that every size is possible",
+            facts=facts,
+        )
+    hint = next((hint for word, hint in _HINTS if word in text), "rewrite the line as tensor operations, or put it into an opaque operator")
+    return TraceError(f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts)
+
+
+def _reason(text: str) -> str:
+    lines = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("-")]
+    return lines[0] if lines else text.splitlines()[0]

@@ -1,0 +1,183 @@
+"""Make a piece compilable: its text and a box become a graph with fake inputs on a shape environment of its own.
+
+Each (piece, box) gets a fresh environment: what a compile assumes of a size narrows the environment, and
+one that is shared would make every result depend on what was compiled before it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from piecework.errors import CompileError
+from piecework.seam.fx import PieceGraph, parse_piece
+from piecework.values.shapes import Box, Range, format_box
+from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, contiguous_stride
+
+_TYPICAL_SIZE = 16
+_WIDE = 4096
+_SIZE_FUNCTIONS = {"max": torch.sym_max, "min": torch.sym_min, "int": int, "abs": abs}
+
+
+@dataclass(frozen=True)
+class RebuiltPiece:
+    """A piece ready for the compiler; `inputs` follow `names`, the parameters of the text in order."""
+
+    names: tuple[str, ...]
+    specs: tuple[Spec, ...]
+    module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    mode: Any
+    shape_env: Any
+    symbols: Mapping[str, str]
+    hints: Mapping[str, int]
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        return tuple(n for n, s in zip(self.names, self.specs, strict=True) if isinstance(s, TensorSpec) and s.is_weight)
+
+    @property
+    def call_names(self) -> tuple[str, ...]:
+        """The parameters that arrive with each call: symbols and activations."""
+        weights = set(self.weight_names)
+        return tuple(name for name in self.names if name not in weights)
+
+
+def hint_for(size: Range) -> int:
+    """Choose the size that stands for a range when the compiler weighs costs.
+
+    Never 0 or 1, which the compiler takes for special cases. Narrow ranges are judged at 16 tokens (decode);
+    ranges that begin above that at their geometric middle.
+    """
+    if size.is_single:
+        return size.low
+    low = max(2, size.low)
+    if low <= _TYPICAL_SIZE <= size.high:
+        return _TYPICAL_SIZE
+    if size.high < _TYPICAL_SIZE:
+        return size.high
+    return max(low, min(size.high, int((low * min(size.high, _WIDE * low)) ** 0.5)))
+
+
+def rebuild_piece(text: str, box: Box) -> RebuiltPiece:
+    """Rebuild the graph of `text` with fake inputs whose sizes range over `box`.
+
+    A symbol whose range is one size is that constant everywhere. Every node gets `meta["example_value"]`.
+    """
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    piece = parse_piece(text)
+    shape_env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shape_env)
+    sizes, symbols, hints = _make_symbols(piece, box, shape_env)
+    inputs = tuple(_make_input(name, spec, sizes, mode) for name, spec in piece.parameters)
+    module = fx.GraphModule({}, piece.graph)
+    with mode, torch.no_grad(), shape_env.ignore_fresh_unbacked_symbols():
+        _Annotator(module).run(*inputs)
+    names, specs = zip(*piece.parameters, strict=True) if piece.parameters else ((), ())
+    return RebuiltPiece(names, specs, module, inputs, mode, shape_env, symbols, hints)
+
+
+class _Annotator(fx.Interpreter):
+    """Run a graph once on fakes and leave each node's value in its meta."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output":
+            n.meta["example_value"] = value
+        return value
+
+
+def _make_symbols(piece: PieceGraph, box: Box, shape_env: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, int]]:
+    sizes: dict[str, Any] = {}
+    symbols: dict[str, str] = {}
+    hints: dict[str, int] = {}
+    for name, spec in piece.parameters:
+        if not (isinstance(spec, ScalarSpec) and spec.kind in ("int", "int unbacked")):
+            continue
+        if spec.is_unbacked:
+            sizes[name] = _unbacked(name, piece, box, shape_env)
+        elif name in box or name.startswith("s"):
+            if name not in box:
+                raise CompileError(f"no range is given for symbol `{name}`: the box is `{format_box(box)}`")
+            hints[name] = hint_for(box[name])
+            sizes[name] = hints[name] if box[name].is_single else _backed(name, box[name], hints[name], shape_env)
+        else:
+            hints[name] = _TYPICAL_SIZE
+            sizes[name] = _scalar_int(name, shape_env)
+        if isinstance(sizes[name], torch.SymInt):
+            symbols[str(sizes[name].node.expr)] = name
+    return sizes, symbols, hints
+
+
+def _backed(name: str, size: Range, hint: int, shape_env: Any) -> Any:
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = shape_env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+    # What the environment takes for granted (2 <= size) is kept: a range that holds size 1 is refused by its guard.
+    shape_env.constrain_symbol_range(symbol, compiler_min=max(2, size.low), compiler_max=size.high)
+    return shape_env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def _scalar_int(name: str, shape_env: Any) -> Any:
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = shape_env.create_symbol(
+        _TYPICAL_SIZE,
+        source=source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=None,
+        positive=None,
+        do_not_specialize_zero_one=True,
+    )
+    return shape_env.create_symintnode(symbol, hint=_TYPICAL_SIZE, source=source)
+
+
+def _unbacked(name: str, piece: PieceGraph, box: Box, shape_env: Any) -> Any:
+    with shape_env.ignore_fresh_unbacked_symbols():
+        value = shape_env.create_unbacked_symint()
+    is_size = any(
+        name in _names_in(size)
+        for _, spec in piece.parameters
+        if isinstance(spec, TensorSpec)
+        for size in spec.shape
+        if isinstance(size, str)
+    )
+    low, high = (box[name].low, box[name].high) if name in box else (0, None)
+    if is_size or name in box:
+        shape_env._constrain_range_for_size(value.node.expr, low if name in box else None, high)
+    return value
+
+
+def _names_in(expression: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+
+
+def _make_input(name: str, spec: Spec, sizes: Mapping[str, Any], mode: Any) -> Any:
+    if isinstance(spec, ScalarSpec):
+        if name in sizes:
+            return sizes[name]
+        raise CompileError(
+            f"parameter `{name}` is a `{spec.kind}` that varies from call to call, which does not compile",
+            hint="make the number a tensor, or run this piece with the eager compiler",
+        )
+    shape = [_evaluate(size, sizes) for size in spec.shape]
+    stride = contiguous_stride(shape) if spec.stride is None else [_evaluate(size, sizes) for size in spec.stride]
+    with mode:
+        return torch.empty_strided(shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
+
+
+def _evaluate(size: Size, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(size, int):
+        return size
+    return eval(compile(size, "<size>", "eval"), {"__builtins__": {}, **_SIZE_FUNCTIONS}, dict(sizes))

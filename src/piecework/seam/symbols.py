@@ -1,0 +1,193 @@
+"""Sizes as expressions over declared names: rename symbols, print them, and rebuild them in the graph.
+
+After `use_symbols` no size object stands in the graph any more: every whole number that depends on a
+size is computed by nodes over one placeholder per declared name, so sizes never cross a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, contiguous_stride
+
+_DROPPED = ("_log_api_usage_once",)
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class SymbolTable:
+    """The names of symbols, and expressions as text; `names` maps Dynamo's symbols to declared names."""
+
+    def __init__(self, names: Mapping[sympy.Symbol, str]) -> None:
+        self.names = dict(names)
+        self._text: dict[sympy.Expr, Size] = {}
+        self._printer = PythonPrinter()
+
+    def size(self, value: Any) -> Size:
+        """Return a size as a whole number or as text over the declared names."""
+        if type(value) is int:
+            return value
+        expression = self.expression(value)
+        text = self._text.get(expression)
+        if text is None:
+            text = self._text[expression] = self._print(expression)
+        return text
+
+    def expression(self, value: Any) -> sympy.Expr:
+        """Return the sympy expression of a symbolic number."""
+        return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else sympy.sympify(value)
+
+    def _print(self, expression: sympy.Expr) -> Size:
+        if expression.is_Integer:
+            return int(expression)
+        for symbol in sorted(expression.free_symbols, key=str):
+            if symbol not in self.names:
+                self.names[symbol] = f"u{sum(1 for name in self.names.values() if name[0] == 'u' and name[1:].isdigit())}"
+        renamed = expression.xreplace({s: sympy.Symbol(self.names[s], integer=True) for s in expression.free_symbols})
+        return str(self._printer.doprint(renamed))
+
+    def spec(self, value: Any) -> Spec | tuple[Spec, ...]:
+        """Return the spec of a traced value: a tensor, a number, or a tuple of them."""
+        if isinstance(value, torch.Tensor):
+            shape = tuple(self.size(size) for size in value.shape)
+            stride = tuple(self.size(step) for step in value.stride())
+            return TensorSpec(_dtype(value.dtype), shape, None if self._is_contiguous(value, stride) else stride, value.device.type)
+        if isinstance(value, tuple | list):
+            return tuple(self.spec(item) for item in value)  # type: ignore[misc]
+        if isinstance(value, bool | torch.SymBool):
+            return ScalarSpec("bool")
+        if isinstance(value, float | torch.SymFloat):
+            return ScalarSpec("float")
+        return ScalarSpec("int")
+
+    def _is_contiguous(self, value: torch.Tensor, stride: tuple[Size, ...]) -> bool:
+        if all(type(size) is int for size in value.shape):
+            return stride == contiguous_stride(value.shape)
+        step: Any = 1
+        for size, own in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+            if self.expression(own) != self.expression(step):
+                return False
+            step = step * size
+        return True
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a traced value is a number or a tuple of sizes, as opposed to holding tensors."""
+    if isinstance(value, tuple | list):
+        return all(is_number(item) for item in value) and len(value) > 0
+    return isinstance(value, _NUMBERS)
+
+
+def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
+    """Rewrite `graph` in place so that sizes are computed from symbol placeholders; return those by name."""
+    first = next(iter(graph.nodes))
+    placeholders: dict[str, fx.Node] = {}
+    env: dict[sympy.Symbol, fx.Node] = {}
+    with graph.inserting_before(first):
+        for symbol, name in table.names.items():
+            if name not in placeholders:
+                placeholders[name] = graph.placeholder(name)
+                placeholders[name].meta["example_value"] = None
+            env[symbol] = placeholders[name]
+    memo: dict[sympy.Expr, Any] = {}
+    for node in list(graph.nodes):
+        if node.op == "placeholder":
+            continue
+        if any(is_number(inner.meta.get("example_value")) for inner in node.all_input_nodes):
+            _replace_inputs(graph, node, table, env, memo)
+        _define_unbacked(graph, node, env)
+    for node in reversed(list(graph.nodes)):
+        value = node.meta.get("example_value")
+        dropped = node.op == "call_function" and getattr(node.target, "__name__", "") in _DROPPED
+        dead_number = node.op != "output" and not node.users and is_number(value) and node not in placeholders.values()
+        if dropped or (dead_number and not (node.op == "call_function" and "check" in str(node.target))):
+            graph.erase_node(node)
+    return placeholders
+
+
+def _replace_inputs(graph: fx.Graph, node: fx.Node, table: SymbolTable, env: dict[sympy.Symbol, fx.Node], memo: dict[sympy.Expr, Any]) -> None:
+    def build(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(build(item) for item in value) if type(value) in (tuple, list) else tuple(map(build, value))
+        if isinstance(value, int | float | bool):
+            return value
+        expression = table.expression(value)
+        if expression not in memo:
+            with graph.inserting_before(node):
+                memo[expression] = _build(graph, expression, env)
+        return memo[expression]
+
+    def resolve(inner: fx.Node) -> Any:
+        value = inner.meta.get("example_value")
+        if not is_number(value) or _is_definition(inner, env):
+            return inner
+        return build(value)
+
+    is_size_call = node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    if is_size_call and is_number(node.meta.get("example_value")):
+        return
+    node.args = fx.map_arg(node.args, resolve)
+    node.kwargs = fx.map_arg(node.kwargs, resolve)
+
+
+def _is_definition(node: fx.Node, env: Mapping[sympy.Symbol, fx.Node]) -> bool:
+    return node in env.values()
+
+
+def _build(graph: fx.Graph, expression: sympy.Expr, env: Mapping[sympy.Symbol, fx.Node]) -> Any:
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Float:
+        return float(expression)
+    if expression in (sympy.true, sympy.false):
+        return bool(expression)
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    proxies = {symbol: fx.Proxy(env[symbol], tracer) for symbol in expression.free_symbols}
+    built = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    if not isinstance(built, fx.Proxy):
+        return built
+    _mark_number(built.node)
+    return built.node
+
+
+def _mark_number(node: fx.Node) -> None:
+    """Mark the nodes that compute a number, so that the split can make them anew wherever they are used."""
+    if node.op == "call_function" and "number" not in node.meta and "example_value" not in node.meta:
+        node.meta["number"] = True
+        for inner in node.all_input_nodes:
+            _mark_number(inner)
+
+
+def _define_unbacked(graph: fx.Graph, node: fx.Node, env: dict[sympy.Symbol, fx.Node]) -> None:
+    """Give every data-dependent symbol that `node` brings a node of its own."""
+    value = node.meta.get("example_value")
+    bindings = node.meta.get("unbacked_bindings") or {}
+    for symbol in bindings:
+        if symbol in env:
+            continue
+        if isinstance(value, torch.SymInt):
+            env[symbol] = node
+            continue
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                with graph.inserting_after(node):
+                    env[symbol] = graph.call_method("size", (node, dim))
+                    env[symbol].meta["example_value"] = size
+                break
+
+
+def has_unbacked(value: Any) -> bool:
+    """Tell whether a traced value's sizes depend on data."""
+    return bool(free_unbacked_symbols(value))
