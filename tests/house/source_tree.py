@@ -55,15 +55,15 @@ def is_public(name: str) -> bool:
     return not name.startswith("_") or name == "__call__"
 
 
-def public_functions_of(path: Path) -> Iterator[tuple[str, Function]]:
-    """Go through a file's public functions and the public methods of its public classes, with their names."""
+def public_functions_of(path: Path) -> Iterator[tuple[str, Function, str]]:
+    """Go through a file's public functions and its public classes' public methods: name, function, class docstring."""
     for node in parse(path).body:
         if isinstance(node, Function) and is_public(node.name):
-            yield node.name, node
+            yield node.name, node, ""
         elif isinstance(node, ast.ClassDef) and is_public(node.name):
             for member in node.body:
                 if isinstance(member, Function) and is_public(member.name):
-                    yield f"{node.name}.{member.name}", member
+                    yield f"{node.name}.{member.name}", member, ast.get_docstring(node) or ""
 
 
 def dotted(node: ast.expr) -> str:

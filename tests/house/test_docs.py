@@ -1,0 +1,34 @@
+"""Pages name only what is there, and the check of that finds what is not."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from house.source_tree import ROOT
+
+
+@pytest.fixture(scope="module")
+def checker() -> dict[str, Any]:
+    """Load the script as a module would be."""
+    return runpy.run_path(str(ROOT / "scripts/check_docs.py"))
+
+
+def test_every_reference_leads_somewhere(checker: dict[str, Any]) -> None:
+    assert [str(fault) for fault in checker["find_faults"]()] == []
+
+
+def test_what_leads_nowhere_is_found(checker: dict[str, Any], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "# A page\n\n[here](#a-page) [gone](gone.md) [web](https://example.org) [no heading](#b)\n"
+    text += "`piecework.errors.PieceworkError` `piecework.errors.Nothing` `src/nothing.py`\n`pw.nothing` `make nothing`\n"
+    text += "```\n`piecework.nothing`\n```\n"
+    page.write_text(text)
+    faults = list(checker["check_links"](page, text))
+    faults += checker["check_code"](page, text, {"compile": "piecework.api"}, {"test"})
+    assert [fault.reference for fault in faults] == [
+        "gone.md", "#b", "piecework.errors.Nothing", "src/nothing.py", "pw.nothing", "make nothing",
+    ]  # fmt: skip
