@@ -24,7 +24,8 @@ def test_every_reference_leads_somewhere(checker: dict[str, Any]) -> None:
 def test_what_leads_nowhere_is_found(checker: dict[str, Any], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     text = "# A page\n\n[here](#a-page) [gone](gone.md) [web](https://example.org) [no heading](#b)\n"
-    text += "`piecework.errors.PieceworkError` `piecework.errors.Nothing` `src/nothing.py`\n`pw.nothing` `make nothing`\n"
+    text += "`piecework.errors.PieceworkError` `piecework.errors.Nothing` `src/nothing.py`\n"
+    text += "`pw.nothing` `make nothing`\n"
     text += "```\n`piecework.nothing`\n```\n"
     page.write_text(text)
     faults = list(checker["check_links"](page, text))
