@@ -14,7 +14,9 @@ class PagedCache:
     """Keys and values of one site, in pages.
 
     Tensors:
-        pages  [2, P, S, K, D]  model  keys, then values; MUTATED by `kv_update`; fixed address
+        pages                   [2, P, S, K, D]  model  keys, then values; MUTATED by `kv_update`; fixed address
+        key_pages, value_pages  [P, S, K, D]     model  views of `pages`
+        key_rows, value_rows    [P * S, K, D]    model  the same with all slots in a row
     """
 
     pages: Tensor

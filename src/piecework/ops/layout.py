@@ -62,7 +62,7 @@ class Layout:
         """Say which keys each row sees, counted from `first_key`; layers of one kind share it.
 
         Tensors:
-            ->  [n, L]  bool
+            ->  [N, L]  bool
         """
         at = (rows, first_position, keys, first_key, window)
         found = self.masks.get(at)
@@ -79,7 +79,7 @@ class Layout:
         """Return the numbers of some of a sequence's pages as an index.
 
         Tensors:
-            ->  [n]  i64
+            ->  [N]  i64
         """
         at = (span_index, first_page, last_page)
         found = self.gathers.get(at)
