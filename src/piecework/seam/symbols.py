@@ -45,6 +45,10 @@ class SymbolTable:
         """Return the sympy expression of a symbolic number."""
         return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else sympy.sympify(value)
 
+    def text(self, expression: sympy.Expr) -> Size:
+        """Return a sympy expression as text over the declared names."""
+        return self._print(expression)
+
     def _print(self, expression: sympy.Expr) -> Size:
         if expression.is_Integer:
             return int(expression)
@@ -109,9 +113,13 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
             _replace_inputs(graph, node, table, env, memo)
         _define_unbacked(graph, node, env)
     for node in reversed(list(graph.nodes)):
+        if node.op == "placeholder" and node not in placeholders.values() and not isinstance(node.meta.get("example_value"), torch.Tensor):
+            if not node.users:
+                graph.erase_node(node)
+            continue
         value = node.meta.get("example_value")
         dropped = node.op == "call_function" and getattr(node.target, "__name__", "") in _DROPPED
-        dead_number = node.op != "output" and not node.users and is_number(value) and node not in placeholders.values()
+        dead_number = node.op != "output" and not node.users and is_number(value) and node.op != "placeholder"
         if dropped or (dead_number and not (node.op == "call_function" and "check" in str(node.target))):
             graph.erase_node(node)
     return placeholders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +24,8 @@ class Dim:
     high: int = 0
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name[0] in "_" or self.name in ("out", "self", "torch"):
+        reserved = self.name in ("torch", "operator", "math") or (self.name[1:].isdigit() and self.name[0] in "psuvwx")
+        if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name.startswith("_") or reserved:
             raise OptionError(f"dimension name `{self.name}` cannot be used", hint="use a plain word such as `tokens`")
         if self.kind not in KINDS:
             raise OptionError(f"dimension kind `{self.kind}` is unknown", hint=f"use one of {', '.join(KINDS)}")
@@ -62,6 +64,8 @@ class SplitOp:
     module: str
     body: Callable[..., Any] | None = None
     capture: str = "never"
+    writes: str = ""
+    reads: str = ""
 
 
 CAPTURE_SUPPORT = ("never", "one_token_decode", "uniform_decode", "always")
@@ -98,11 +102,15 @@ class SplitRegistry:
 registry = SplitRegistry()
 
 
-def split_op(name: str, *, capture: str = "never") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def split_op(
+    name: str, *, capture: str = "never", writes: str = "", reads: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the operator `ns::op` opaque, at the definition of its body.
 
     The decorated function is the operator's body: a bound program calls it directly. `capture` says how far
     the body may stand inside a CUDA graph: `never`, `one_token_decode`, `uniform_decode` or `always`.
+    `writes` and `reads` name hidden state (a KV cache): a reader must take a result of a writer as an
+    argument, so that their order stands in the graph.
     """
     if "::" not in name:
         raise OptionError(f"operator name `{name}` is not qualified", hint="write it as `namespace::name`")
@@ -110,7 +118,7 @@ def split_op(name: str, *, capture: str = "never") -> Callable[[Callable[..., An
         raise OptionError(f"capture support `{capture}` is unknown", hint=f"use one of {', '.join(CAPTURE_SUPPORT)}")
 
     def declare(body: Callable[..., Any]) -> Callable[..., Any]:
-        registry.add(SplitOp(name, body.__module__, body, capture))
+        registry.add(SplitOp(name, body.__module__, body, capture, writes, reads))
         return body
 
     return declare

@@ -77,46 +77,68 @@ class TracedGraph:
     code: tuple[Any, ...] = ()
 
 
+PIECE, OPAQUE, INLINE = "piece", "opaque", "inline"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A run of nodes between two cuts, with what enters and what leaves it."""
+
+    kind: str
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class SplitGraph:
+    """The traced graph, cut: stretches in order over the nodes of the one graph."""
+
+    traced: TracedGraph
+    stretches: tuple[Stretch, ...]
+    split_ops: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class OpaqueCall:
-    """One call of an opaque operator: its qualified name, arguments as Python text, names of its results."""
+    """One call made as it stands: an operator's qualified name, arguments and results as Python text."""
 
     operator: str
     arguments: str
-    results: tuple[str, ...]
+    results: str
 
 
 @dataclass(frozen=True)
 class Region:
-    """What lies between two cuts: a site of a piece (`piece >= 0`) or opaque calls.
+    """A site of a piece (`kind == "piece"`), opaque calls, or calls so cheap that they run inline.
 
-    `arguments` are expressions over program values in the piece text's order, `results` the names that the
-    region gives to what leaves it.
+    `arguments` are expressions over program values in the piece text's order (symbols, activations,
+    weights), `results` the names that the region gives to what leaves it.
     """
 
-    piece: int
+    kind: str
+    piece: int = -1
     arguments: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     calls: tuple[OpaqueCall, ...] = ()
-
-    @property
-    def is_opaque(self) -> bool:
-        return self.piece < 0
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut graph as text: distinct pieces, and the regions that use them, in order."""
+    """The cut graph as text: distinct pieces, the regions that use them in order, and the result.
+
+    `values` says what each named program input is; every other name is a region's result.
+    """
 
     pieces: tuple[str, ...]
     regions: tuple[Region, ...]
+    values: Mapping[str, Binding]
     result: Tree
-    split_ops: tuple[str, ...]
+    split_ops: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
-    @property
-    def sites(self) -> int:
-        return sum(not region.is_opaque for region in self.regions)
-
-    @property
-    def opaque(self) -> int:
-        return sum(region.is_opaque for region in self.regions)
+    def count(self, kind: str) -> int:
+        """Return the number of regions of a kind."""
+        return sum(region.kind == kind for region in self.regions)

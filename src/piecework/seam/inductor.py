@@ -1,0 +1,208 @@
+"""Run Inductor on one rebuilt piece, and read from it all that an artifact needs.
+
+Inductor is called through `compile_fx` with an inner compiler of ours around its own: that hands over the output code, its
+module and the metadata of the functionalisation without a cache or a pickle in between. Torch's own caches are off or
+lie in a private folder that goes with the build; none of them decides anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piecework.errors import CompileError
+from piecework.seam.rebuild import RebuiltPiece
+from piecework.values.shapes import Box, format_box
+
+_LOCK = threading.RLock()  # the compiler's caches and its environment are the process's
+_SETTINGS: Mapping[str, Any] = {
+    # Checked by our own signature and guards, once a call instead of once a piece.
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "scalar_asserts": False,
+    "nan_asserts": False,
+    # Weights are inputs; memory planning was measured slower (one `alloc_from_pool` a buffer and call).
+    "freezing": False,
+    "memory_planning": False,
+    "cpp_wrapper": False,
+    "graph_partition": False,
+    "triton.cudagraphs": False,
+    # No cache decides: ours is above all of them.
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "bundle_triton_into_fx_graph_cache": False,
+    "autotune_remote_cache": False,
+    "bundled_autotune_remote_cache": False,
+    # Text that only a developer of the compiler reads, and line tables that hold paths of this machine.
+    "benchmark_harness": False,
+    "benchmark_kernel": False,
+    "aot_inductor.enable_line_tables": False,
+    "trace.enabled": False,
+    "generate_intermediate_hooks": False,
+}
+
+
+@dataclass(frozen=True)
+class CompilerOutput:
+    """What Inductor made of a piece."""
+
+    source: str
+    module: Mapping[str, Any]
+    compiled: Any
+    metadata: Any
+    vector_isa: str
+    cpp_compiler: str
+
+
+@contextlib.contextmanager
+def private_folder(parent: str | None) -> Iterator[None]:
+    """Give the compiler an empty folder for its files, and remove it afterwards.
+
+    Pieces compiled inside one block share precompiled headers and equal kernels.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.utils import fresh_cache
+
+    failure: BaseException | None = None
+    with _LOCK, fresh_cache(dir=parent):
+        headers, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+        # By default precompiled headers lie in a folder of the temp folder that other users can make first.
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = f"{cache_dir()}/headers", f"{cache_dir()}/headers/locks"
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - raised below: `fresh_cache` would keep the folder and warn
+            failure = error
+        finally:
+            codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers, locks
+    if failure is not None:
+        raise failure
+
+
+def run_inductor(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> CompilerOutput:
+    """Compile a piece inside `private_folder`; `options` are Inductor's own, on top of ours.
+
+    Which vector instructions the C++ compiler can build is not probed (7 s): the processor's flags are trusted,
+    and where the first kernel then fails, the probe is run after all.
+    """
+    try:
+        return _compile(piece, {**_SETTINGS, "cpp.vec_isa_ok": True, **options})
+    except Exception as error:
+        if not _is_cpp_failure(error):
+            raise _compile_error(error, box) from error
+    from torch._inductor.utils import clear_caches
+
+    clear_caches()
+    try:
+        return _compile(piece, {**_SETTINGS, "cpp.vec_isa_ok": None, **options})
+    except Exception as error:
+        raise _compile_error(error, box) from error
+
+
+def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput:
+    import torch._functorch.config
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    captured: list[tuple[Any, Any]] = []
+
+    def compile_inner(graph: Any, inputs: Any, **keywords: Any) -> Any:
+        metadata = TracingContext.get().fw_metadata
+        output = compile_fx_inner(graph, inputs, **keywords)
+        captured.append((output, metadata))
+        return output
+
+    known = config.get_config_copy()
+    patches = {name: value for name, value in settings.items() if name in known}
+    context = TracingContext(piece.mode)
+    functorch = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
+    with (
+        tracing(context),
+        torch.no_grad(),
+        _quiet(),
+        torch._functorch.config.patch(functorch),
+        config.patch({"triton.autotune_at_compile_time": True}),
+    ):
+        compile_fx(piece.module, list(piece.inputs), inner_compile=compile_inner, config_patches=patches)
+        if len(captured) != 1:
+            raise RuntimeError(f"the compiler compiled {len(captured)} graphs for one piece")
+        output, metadata = captured[0]
+        with config.patch(patches):
+            return CompilerOutput(
+                output.source_code, _module_of(output), output, metadata, _picked_isa(piece), _cpp_compiler(piece)
+            )
+
+
+def _module_of(output: Any) -> Mapping[str, Any]:
+    """Return the globals of the output code's module, kernels among them."""
+    runner = getattr(output, "compiled_fn_runner", None)
+    function = getattr(type(runner), "call", None) if runner is not None else output.current_callable
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function.__globals__  # type: ignore[union-attr,no-any-return]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the compiler's log below errors: what it warns of is either in our guards or not the user's."""
+    logger = logging.getLogger("torch._inductor")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _on_cpu(piece: RebuiltPiece) -> bool:
+    return all(t.device.type == "cpu" for t in piece.inputs if isinstance(t, torch.Tensor))
+
+
+def _picked_isa(piece: RebuiltPiece) -> str:
+    if not _on_cpu(piece):
+        return ""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    return str(pick_vec_isa())
+
+
+def _cpp_compiler(piece: RebuiltPiece) -> str:
+    if not _on_cpu(piece):
+        return ""
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
+
+
+def _is_cpp_failure(error: BaseException) -> bool:
+    names = {type(e).__name__ for e in _chain(error)}
+    return bool(names & {"CppCompileError", "ImportError", "OSError"}) and "InvalidCxxCompiler" not in names
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+
+
+def _compile_error(error: BaseException, box: Box) -> CompileError:
+    causes = list(_chain(error))
+    names = {type(cause).__name__ for cause in causes}
+    hint = "compile with `compiler=\"eager\"` to run this piece without Inductor"
+    if "InvalidCxxCompiler" in names:
+        hint = "Inductor builds CPU kernels with a C++ compiler and none is found: install g++, or set CXX"
+    elif any(isinstance(cause, OSError) and "failed to map segment" in str(cause) for cause in causes):
+        hint = "the temporary folder is mounted `noexec`: set TMPDIR to a folder that allows running code"
+    first = (str(causes[-1]) or str(error)).strip().splitlines()
+    return CompileError(
+        f"Inductor failed for range `{format_box(box)}`: `{type(causes[-1]).__name__}: {first[0] if first else ''}`",
+        hint=hint,
+        facts={"box": format_box(box), "error": str(error)},
+    )

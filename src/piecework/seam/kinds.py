@@ -1,0 +1,84 @@
+"""What a graph node does: which operator it calls, whether it writes in place, whether it only views or allocates."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+_VIEWS = {
+    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "t", "narrow",
+    "select", "as_strided", "unflatten", "flatten", "swapaxes", "movedim", "split", "chunk", "unbind", "detach", "size",
+    "split_with_sizes", "tensor_split", "getitem", "real", "imag", "diagonal", "unfold", "contiguous",
+}  # fmt: skip
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem, operator.ifloordiv, operator.iand, operator.ior, operator.ixor, operator.imod, operator.ipow}  # fmt: skip
+_AUTOGRAD = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return `ns::op.overload` or `ns::op` of an operator call, else an empty string."""
+    target = node.target
+    if node.op != "call_function":
+        return ""
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target.namespace}::{target._opname}.{target._overloadname}"
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target._qualified_op_name
+    return ""
+
+
+def names_operator(node: fx.Node, wanted: frozenset[str]) -> str:
+    """Return the wanted name (`ns::op` or `ns::op.overload`) that a node calls, else an empty string."""
+    name = operator_name(node)
+    if not name:
+        return ""
+    short, _, overload = name.partition(".")
+    candidates = (short, f"{short}.{overload or 'default'}")
+    return next((candidate for candidate in candidates if candidate in wanted), "")
+
+
+def mutated_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the tensors that a node writes in place."""
+    schema = _schema(node)
+    if schema is not None:
+        written = []
+        for index, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+                written.extend(item for item in (value if isinstance(value, list | tuple) else [value]) if isinstance(item, fx.Node))
+        return tuple(written)
+    first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+    out = node.kwargs.get("out")
+    written = [out] if isinstance(out, fx.Node) else []
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    if first is not None and (in_place or node.target in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True):
+        written.append(first)
+    return tuple(written)
+
+
+def _schema(node: fx.Node) -> Any:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = target.overloads()
+        target = getattr(target, overloads[0]) if len(overloads) == 1 else None
+    return target._schema if isinstance(target, torch._ops.OpOverload) else None
+
+
+def is_trivial(node: fx.Node) -> bool:
+    """Tell whether a node only allocates, only views, or takes an item: work without a kernel."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return name in _VIEWS or name in _ALLOCATIONS
+
+
+def is_state(node: fx.Node) -> bool:
+    """Tell whether a node switches a mode for the nodes after it (autocast, gradients): such a span must not be cut."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _AUTOGRAD
+
+
+def storage_of(value: Any) -> int:
+    """Return what identifies the memory of a traced tensor: equal for a tensor and its views."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else 0

@@ -1,0 +1,130 @@
+"""The caller's arguments: bound to forward's names, flattened to leaves, their dynamic dimensions found."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piecework.errors import OptionError
+from piecework.values.declaration import ATTRIBUTE, Declaration, Dim, Dynamic
+from piecework.values.tree import children, leaves, map_leaves
+
+_PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41)
+
+
+@dataclass(frozen=True)
+class LeafDims:
+    """The dynamic dimensions of one tensor leaf."""
+
+    path: str
+    dims: Mapping[int, Dim]
+
+
+def bind_arguments(forward: Callable[..., Any], example: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the example arguments by forward's parameter names, in forward's order; `None` counts as absent."""
+    signature = inspect.signature(forward)
+    try:
+        bound = signature.bind(**example) if isinstance(example, Mapping) else signature.bind(*example)
+    except TypeError as error:
+        raise OptionError(
+            f"example inputs do not fit `forward{signature}`: {error}",
+            hint="give a tuple in forward's order, or a dictionary by its argument names",
+        ) from error
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise OptionError(f"forward takes `*{name}`, which has no names", hint="give its arguments names")
+        named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def declared_dynamic(model: Any, dynamic: Dynamic | None) -> Dynamic:
+    """Return `dynamic` where it is given, else what the model's class declares."""
+    if dynamic is not None:
+        return dynamic
+    declaration = getattr(type(model), ATTRIBUTE, None)
+    return declaration.dynamic if isinstance(declaration, Declaration) else {}
+
+
+def dynamic_leaves(arguments: Mapping[str, Any], dynamic: Dynamic) -> tuple[LeafDims, ...]:
+    """Find the tensor leaves that `dynamic` speaks of, with their dimensions counted from the front."""
+    found: list[LeafDims] = []
+    for name, rule in dynamic.items():
+        if name in arguments:
+            found.extend(_apply_rule(name, arguments[name], rule))
+    return tuple(found)
+
+
+def _apply_rule(path: str, value: Any, rule: Mapping[Any, Any]) -> Iterator[LeafDims]:
+    if not isinstance(rule, Mapping):
+        raise OptionError(f"`dynamic` for `{path}` is `{rule!r}`", hint='write `{dim: name}`, as in {0: "tokens"}')
+    if value is None:
+        return
+    if all(isinstance(mark, str | Dim) for mark in rule.values()):
+        for leaf_path, leaf in leaves(value, path):
+            if isinstance(leaf, torch.Tensor):
+                yield LeafDims(leaf_path, {_front(leaf_path, leaf, dim): _dim(mark) for dim, mark in rule.items()})
+        return
+    inner = {key: (child_path, child) for child_path, key, child in children(value, path) or ()}
+    for key, nested in rule.items():
+        if key in inner:
+            yield from _apply_rule(*inner[key], nested)
+        elif isinstance(value, torch.Tensor) or not inner:
+            raise OptionError(f"`dynamic` reaches for `{key!r}` in `{path}`, which has no members")
+
+
+def _dim(mark: str | Dim) -> Dim:
+    return mark if isinstance(mark, Dim) else Dim(mark)
+
+
+def _front(path: str, tensor: torch.Tensor, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise OptionError(
+            f"`dynamic` names dimension `{dim}` of `{path}`, which has `{tensor.dim()}`",
+            hint="dimensions count from 0, or from -1 at the end",
+        )
+    return dim % tensor.dim()
+
+
+def trace_sizes(dims: Sequence[LeafDims], shift: int) -> dict[str, int]:
+    """Choose one size for each name: distinct primes, never 0 or 1, so that no two sizes agree by chance."""
+    names = sorted({dim.name for leaf in dims for dim in leaf.dims.values()})
+    if len(names) > len(_PRIMES) // 2:
+        raise OptionError(f"`{len(names)}` distinct dynamic dimensions are more than are served")
+    return {name: _PRIMES[(index + shift * (len(_PRIMES) // 2)) % len(_PRIMES)] for index, name in enumerate(names)}
+
+
+def resize(arguments: Mapping[str, Any], dims: Sequence[LeafDims], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Copy the arguments with every dynamic dimension at its chosen size.
+
+    Rows are taken from the example in turn, so that index tensors keep valid values; an example of size 0
+    is filled with zeros. A tensor that stands in two places stays one tensor.
+    """
+    by_path = {leaf.path: leaf.dims for leaf in dims}
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in copies:
+            copies[id(leaf)] = _resize(leaf, {dim: sizes[mark.name] for dim, mark in by_path.get(path, {}).items()})
+        return copies[id(leaf)]
+
+    return {name: map_leaves(copy, value, name) for name, value in arguments.items()}
+
+
+def _resize(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    result = tensor.detach()
+    for dim, size in sizes.items():
+        rows = tensor.shape[dim]
+        if rows == 0:
+            shape = [*result.shape[:dim], size, *result.shape[dim + 1 :]]
+            result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        else:
+            result = result.index_select(dim, torch.arange(size, device=tensor.device) % rows)
+    return result if result is not tensor and sizes else result.view_as(result)

@@ -1,0 +1,134 @@
+"""Split: a linear scan over the graph, cut around opaque operators.
+
+Whole numbers that follow from sizes belong to no stretch: each region computes them anew, so no size
+crosses a cut. An item of a tuple goes where the tuple is made, so no tuple crosses either.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import fx
+
+from piecework.errors import OptionError, SplitError
+from piecework.seam.kinds import is_trivial, mutated_arguments, names_operator, operator_name
+from piecework.values.declaration import registry
+from piecework.values.graph import INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
+
+
+def resolve_split_ops(split_ops: Sequence[str], split_ops_only: Sequence[str] | None) -> frozenset[str]:
+    """Return the operators to cut at: those declared plus `split_ops`, or `split_ops_only` alone."""
+    asked = split_ops if split_ops_only is None else split_ops_only
+    declared = registry.names()
+    for name in asked:
+        if name not in declared and not _is_registered(name):
+            near = difflib.get_close_matches(name, [*declared, *_names_beside(name)], n=1)
+            raise OptionError(
+                f"split operator `{name}` is not registered",
+                hint=f"did you mean `{near[0]}`?" if near else "import the module that registers it, and write it as `namespace::name`",
+            )
+    return frozenset(asked if split_ops_only is not None else (*declared, *split_ops))
+
+
+def _is_registered(name: str) -> bool:
+    space, _, rest = name.partition("::")
+    op, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, space), op, None) if space and op else None
+    return packet is not None and (not overload or overload in packet.overloads())
+
+
+def _names_beside(name: str) -> list[str]:
+    space = name.partition("::")[0]
+    found = [op.partition("::")[2] for op in registry.names()]
+    return [f"{space}::{op}" for op in {*dir(getattr(torch.ops, space)), *found} if not op.startswith("_")]
+
+
+def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: bool = True) -> SplitGraph:
+    """Cut the graph at `split_ops`; consecutive opaque calls stay together unless told otherwise."""
+    graph = traced.graph
+    calls = [node for node in graph.nodes if node.op.startswith("call") and not node.meta.get("number")]
+    called = {name for node in calls if (name := operator_name(node)) and not name.startswith("aten::")}
+    registry.freeze({name.partition(".")[0] for name in called})
+    opaque = {node: name for node in calls if (name := names_operator(node, split_ops))}
+    _check_order(calls)
+    place: dict[fx.Node, int] = {}
+    region, was_opaque = 0, False
+    for node in calls:
+        if node.target is operator.getitem and node.args[0] in place and _is_tuple(node.args[0]):
+            place[node] = place[node.args[0]]
+            continue
+        is_opaque = node in opaque
+        if is_opaque != was_opaque or (is_opaque and not merge_consecutive):
+            region += 1
+        place[node], was_opaque = region, is_opaque
+    groups: dict[int, list[fx.Node]] = {}
+    for node in calls:
+        groups.setdefault(place[node], []).append(node)
+    ordered = [groups[index] for index in sorted(groups)]
+    stretches = tuple(_stretch(nodes, opaque, place) for nodes in ordered)
+    return SplitGraph(traced, stretches, tuple(sorted(set(opaque.values()))), tuple(sorted(called)))
+
+
+def _is_tuple(node: object) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("example_value"), tuple | list)
+
+
+def _stretch(nodes: Sequence[fx.Node], opaque: dict[fx.Node, str], place: dict[fx.Node, int]) -> Stretch:
+    own = set(nodes)
+    inputs: dict[fx.Node, None] = {}
+    for node in nodes:
+        for source in _sources(node):
+            if source not in own:
+                inputs.setdefault(source)
+    here = place[nodes[0]]
+    outputs = [node for node in nodes if any(_leaves(user, here, place) for user in node.users)]
+    tuples = [node for node in outputs if _is_tuple(node)]
+    if tuples and nodes[0] not in opaque:
+        raise SplitError(
+            f"the result of `{tuples[0].target}` is a tuple that crosses a cut as a whole",
+            hint="take its items before the opaque call",
+        )
+    if nodes[0] in opaque:
+        return Stretch(OPAQUE, tuple(nodes), tuple(inputs), tuple(outputs))
+    kind = INLINE if all(is_trivial(node) for node in nodes) else PIECE
+    return Stretch(kind, tuple(nodes), tuple(inputs), tuple(outputs))
+
+
+def _leaves(user: fx.Node, here: int, place: dict[fx.Node, int]) -> bool:
+    """Tell whether a use lies outside the stretch; numbers are looked through to their own users."""
+    if user.meta.get("number"):
+        return any(_leaves(further, here, place) for further in user.users)
+    return place.get(user, -1) != here
+
+
+def _sources(node: fx.Node) -> Iterable[fx.Node]:
+    """Yield what a node needs from outside, numbers resolved to the symbols they follow from."""
+    for source in node.all_input_nodes:
+        if source.meta.get("number"):
+            yield from _sources(source)
+        else:
+            yield source
+
+
+def _check_order(calls: Sequence[fx.Node]) -> None:
+    """Refuse a reader of hidden state that takes no result of a writer: their order would not be in the graph."""
+    for node in calls:
+        name = operator_name(node).partition(".")[0]
+        declared = registry.get(name) if name else None
+        if declared is None or not declared.reads:
+            continue
+        sources = [registry.get(operator_name(source).partition(".")[0]) for source in node.all_input_nodes]
+        if not any(source is not None and source.writes == declared.reads for source in sources):
+            raise SplitError(
+                f"`{name}` reads `{declared.reads}` but takes no result of an operator that writes it",
+                hint="pass the writer's token to the reader, so that their order stands in the graph",
+            )
+
+
+def mutated_inputs(stretch: Stretch) -> frozenset[fx.Node]:
+    """Return the inputs of a stretch that its nodes write in place."""
+    written = {argument for node in stretch.nodes for argument in mutated_arguments(node)}
+    return frozenset(written & set(stretch.inputs))

@@ -1,0 +1,245 @@
+"""Unique: every stretch becomes canonical text; equal text is one piece, used at several sites.
+
+Node names, layer indices and the names that opaque calls carry stay out of piece texts; each site keeps
+its own weights and names in the plan.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from piecework.errors import SplitError
+from piecework.seam.fx import format_piece, format_value
+from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
+from piecework.seam.names import name_of
+from piecework.values.graph import PIECE, Binding, OpaqueCall, Plan, Region, SplitGraph, Stretch
+from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec
+from piecework.values.tree import Tree
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_FUNCTIONS = {"max", "min", "math", "floor", "ceil", "trunc", "round", "sqrt", "abs", "int", "float"}
+_INFIX = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//", operator.mod: "%",
+    operator.truediv: "/", operator.pow: "**", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=", operator.eq: "==", operator.ne: "!=",
+}  # fmt: skip
+
+
+def unique(cut: SplitGraph) -> Plan:
+    """Write each stretch as text and keep each distinct text once."""
+    names, values = _name_values(cut)
+    texts: dict[str, int] = {}
+    regions = tuple(_region(stretch, names, cut, texts) for stretch in cut.stretches)
+    result = _resolve_result(cut, names, values)
+    return Plan(tuple(texts), regions, values, result, cut.split_ops, cut.operators)
+
+
+def _name_values(cut: SplitGraph) -> tuple[dict[fx.Node, str], dict[str, Binding]]:
+    """Give every graph input and every value that leaves a stretch its name in the program."""
+    names: dict[fx.Node, str] = {}
+    values: dict[str, Binding] = {}
+    counts = {"x": 0, "w": 0}
+    for node in cut.traced.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        binding = cut.traced.bindings[node.name]
+        if binding.kind == "symbol":
+            name = binding.name
+        else:
+            letter = "w" if binding.is_static else "x"
+            name, counts[letter] = f"{letter}{counts[letter]}", counts[letter] + 1
+        names[node], values[name] = name, binding
+    made = 0
+    for stretch in cut.stretches:
+        for node in stretch.nodes if stretch.kind != PIECE else stretch.outputs:
+            names[node], made = f"v{made}", made + 1
+    return names, values
+
+
+def _region(stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph, texts: dict[str, int]) -> Region:
+    if stretch.kind != PIECE:
+        calls = tuple(_opaque_call(node, names) for node in stretch.nodes if not _is_item(node))
+        return Region(stretch.kind, results=tuple(names[n] for n in stretch.outputs), calls=calls)
+    text, arguments, symbols = _piece(stretch, names, cut)
+    number = texts.setdefault(text, len(texts))
+    results = tuple(names[node] for node in stretch.outputs)
+    return Region(PIECE, number, arguments, results, symbols=symbols)
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[0].meta.get("example_value"), tuple | list)
+
+
+def _opaque_call(node: fx.Node, names: Mapping[fx.Node, str]) -> OpaqueCall:
+    full = _Numbers(names)
+    arguments = [format_value(arg, full) for arg in node.args]
+    arguments += [f"{key}={format_value(value, full)}" for key, value in sorted(node.kwargs.items())]
+    target = f".{node.target}" if node.op == "call_method" else operator_name(node) or name_of(node.target)  # type: ignore[arg-type]
+    value = node.meta.get("example_value")
+    if isinstance(value, tuple | list):
+        items = {user.args[1]: names[user] for user in node.users if _is_item(user)}
+        results = ", ".join(items.get(index, "_") for index in range(len(value)))
+        return OpaqueCall(target, ", ".join(arguments), f"{results}," if len(value) == 1 else results)
+    return OpaqueCall(target, ", ".join(arguments), names[node] if node.users else "_")
+
+
+class _Numbers(Mapping[fx.Node, str]):
+    """Names of nodes, where a node that computes a number stands for its expression."""
+
+    def __init__(self, names: Mapping[fx.Node, str]) -> None:
+        self._names = names
+
+    def __getitem__(self, node: fx.Node) -> str:
+        if not node.meta.get("number"):
+            return self._names[node]
+        inner = [format_value(arg, self) for arg in node.args]
+        sign = _INFIX.get(node.target)  # type: ignore[arg-type]
+        return f"({inner[0]} {sign} {inner[1]})" if sign else f"{name_of(node.target)}({', '.join(inner)})"  # type: ignore[arg-type]
+
+    def __iter__(self) -> Any:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _piece(stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    bindings = cut.traced.bindings
+    given = [node for node in stretch.inputs if not _is_symbol(node, bindings)]
+    numbers = _numbers_in(stretch)
+    symbols = _symbols(given, numbers, bindings, names)
+    own = {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
+    static = [node for node in given if node.name in bindings and bindings[node.name].is_static]
+    scalars = [node for node in given if not isinstance(node.meta["spec"], TensorSpec)]
+    tensors = [node for node in given if node not in set(static) and node not in set(scalars)]
+    _check_alias(stretch, tensors)
+    by_name = {names[node]: node for node in cut.traced.graph.find_nodes(op="placeholder") if _is_symbol(node, bindings)}
+    parameters = [(by_name[symbol], own[symbol], "int") for symbol in symbols]
+    unbacked = {names[node]: f"u{index}" for index, node in enumerate(scalars)}
+    parameters += [(node, f"u{index}", _scalar(node)) for index, node in enumerate(scalars)]
+    rename = {**own, **unbacked}
+    parameters += [(node, f"x{index}", str(_rename(node.meta["spec"], rename))) for index, node in enumerate(tensors)]
+    parameters += [(node, f"w{index}", str(_rename(node.meta["spec"], rename).as_weight())) for index, node in enumerate(static)]
+    text = format_piece(parameters, _with_numbers(stretch, numbers), stretch.outputs)
+    return text, tuple(names[node] for node, _, _ in parameters), tuple(symbols)
+
+
+def _is_symbol(node: fx.Node, bindings: Mapping[str, Binding]) -> bool:
+    return node.op == "placeholder" and bindings[node.name].kind == "symbol"
+
+
+def _scalar(node: fx.Node) -> str:
+    kind = str(node.meta["spec"])
+    return "int unbacked" if kind == "int" else kind
+
+
+def _numbers_in(stretch: Stretch) -> list[fx.Node]:
+    """Return the number nodes that a stretch needs, inner ones first."""
+    found: dict[fx.Node, None] = {}
+
+    def visit(node: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if source.meta.get("number") and source not in found:
+                visit(source)
+                found[source] = None
+
+    for node in stretch.nodes:
+        visit(node)
+    return list(found)
+
+
+def _with_numbers(stretch: Stretch, numbers: Sequence[fx.Node]) -> list[fx.Node]:
+    """Place each number before the first node that needs it; unneeded order is kept."""
+    placed: set[fx.Node] = set()
+    ordered: list[fx.Node] = []
+
+    def place(node: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if source.meta.get("number") and source not in placed:
+                placed.add(source)
+                place(source)
+                ordered.append(source)
+
+    for node in stretch.nodes:
+        if numbers:
+            place(node)
+        ordered.append(node)
+    return ordered
+
+
+def _symbols(given: Sequence[fx.Node], numbers: Sequence[fx.Node], bindings: Mapping[str, Binding], names: Mapping[fx.Node, str]) -> list[str]:
+    """Return the declared names that a piece's specs and numbers speak of, by first use."""
+    declared = {binding.name for binding in bindings.values() if binding.kind == "symbol"}
+    found: dict[str, None] = {}
+    for node in given:
+        spec = node.meta["spec"]
+        sizes = (*spec.shape, *(spec.stride or ())) if isinstance(spec, TensorSpec) else ()
+        for size in sizes:
+            if type(size) is str:
+                found.update(dict.fromkeys(word for word in _WORD.findall(size) if word in declared))
+    for node in numbers:
+        found.update(dict.fromkeys(names[s] for s in node.all_input_nodes if _is_symbol(s, bindings)))
+    return list(found)
+
+
+def _rename(spec: Spec, names: Mapping[str, str]) -> TensorSpec:
+    assert isinstance(spec, TensorSpec)
+    if all(type(size) is int for size in spec.shape) and spec.stride is None:
+        return spec
+    stride = None if spec.stride is None else tuple(_rename_size(size, names) for size in spec.stride)
+    return TensorSpec(spec.dtype, tuple(_rename_size(size, names) for size in spec.shape), stride, spec.device)
+
+
+def _rename_size(size: Size, names: Mapping[str, str]) -> Size:
+    if type(size) is int:
+        return size
+    text = str(size)
+    return names.get(text) or _WORD.sub(lambda word: names.get(word[0], word[0]), text)
+
+
+def _check_alias(stretch: Stretch, tensors: Sequence[fx.Node]) -> None:
+    """Refuse a piece that writes a tensor of which it is handed a second view: the compiler takes them for two."""
+    written = {argument for node in stretch.nodes for argument in mutated_arguments(node)}
+    if not written:
+        return
+    memory: dict[int, fx.Node] = {}
+    touched = {storage_of(node.meta.get("example_value")) for node in written}
+    for node in tensors:
+        place = storage_of(node.meta["example_value"])
+        if place in memory and place in touched:
+            raise SplitError(
+                f"a piece writes in place to `{node.name}` while `{memory[place].name}` is another view of the same memory",
+                hint="take the view after the opaque call, or write out of place",
+            )
+        memory[place] = node
+
+
+def _resolve_result(cut: SplitGraph, names: Mapping[fx.Node, str], values: Mapping[str, Binding]) -> Tree:
+    """Rewrite the result's leaves as expressions over program values."""
+    outputs: Any = cut.traced.graph.output_node().args[0]
+    full = _Numbers(names)
+    by_binding = {(binding.kind == "input", binding.name): name for name, binding in values.items()}
+
+    def leaf(tree: Tree) -> Tree:
+        if "output" in tree:
+            return {"kind": "value", "expression": format_value(outputs[tree["output"]], full)}
+        if "input" in tree:
+            return {"kind": "value", "expression": by_binding.get((True, tree["input"]), f"argument:{tree['input']}")}
+        if "static" in tree:
+            return {"kind": "value", "expression": by_binding[False, tree["static"]]}
+        return tree
+
+    return _map_tree(leaf, cut.traced.result)
+
+
+def _map_tree(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    if "items" not in tree:
+        return function(tree)
+    if tree["kind"] in ("dict", "object"):
+        return {**tree, "items": [[key, _map_tree(function, item)] for key, item in tree["items"]]}
+    return {**tree, "items": [_map_tree(function, item) for item in tree["items"]]}

@@ -1,0 +1,259 @@
+"""A store in a folder: each read verified, each write atomic, nothing written by who only reads.
+
+An entry that is damaged is a miss with one warning that names the file; it is moved to quarantine, and the next write puts a
+whole one in its place. A folder that takes no writes costs one warning, and the run goes on from memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from piecework.errors import ArtifactMissing, StoreUnwritable
+from piecework.events import Observer, StoreRead, StoreWrite, ignore
+from piecework.store.entries import Entries
+from piecework.store.envelope import RECORD_WORD, encode_record, seal
+from piecework.store.files import Step, list_folder, no_step, publish, remove
+from piecework.store.flight import Hold, fly_once, hold_entry
+from piecework.store.kernels import MemoryKernels, check_executable
+from piecework.store.layout import (
+    RECORD_SUFFIX,
+    blob_parts,
+    digests_in,
+    fan_out,
+    kind_parts,
+    record_parts,
+    signature_parts,
+    use_parts,
+)
+from piecework.store.memory import MemoryStore
+from piecework.store.protocol import Flight, RecordCheck, never_done
+from piecework.store.trust import OwnFiles, Trust
+from piecework.values.digest import digest_bytes
+
+
+class DiskStore:
+    """Keep blobs and records in a folder that processes, users and releases may share.
+
+    `read_only` keeps what is written in memory; `write_only` reads nothing but what this object wrote; `strict` turns a
+    damaged entry and an unwritable folder into errors; `trust` says whose entries are loaded; `checks` hold what a record
+    of each kind must have; `record_uses` notes each use of a record in a file of its own (the time of last access serves
+    otherwise); `on_step` is called before every step of a write.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        write_only: bool = False,
+        strict: bool = False,
+        trust: Trust | None = None,
+        checks: Mapping[str, RecordCheck] | None = None,
+        observer: Observer = ignore,
+        record_uses: bool = False,
+        on_step: Step = no_step,
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.read_only = read_only
+        self.write_only = write_only
+        self.strict = strict
+        self.trust = trust or OwnFiles()
+        self.observer = observer
+        self.record_uses = record_uses
+        self._on_step = on_step
+        self._entries = Entries(self.path, self.trust, dict(checks or {}), observer, strict, may_move=not read_only)
+        self._memory = MemoryStore()
+        self._kernels = MemoryKernels()
+        self._written: set[str | tuple[str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f"DiskStore({str(self.path)!r})"
+
+    # Blobs
+
+    def read_blob(self, digest: str) -> bytes:
+        parts = blob_parts(digest, ArtifactMissing)
+        if self._memory.has_blob(digest):
+            data = self._memory.read_blob(digest)
+        elif self._is_hidden(digest):
+            raise _missing(f"blob `{digest}`", self.path)
+        else:
+            data = self._entries.read_blob(parts, digest, is_own=digest in self._written)
+        self.observer(StoreRead(kind="blob", name=digest, size_bytes=len(data)))
+        return data
+
+    def has_blob(self, digest: str) -> bool:
+        try:
+            parts = blob_parts(digest, ArtifactMissing)
+            if self._memory.has_blob(digest):
+                return True
+            if self._is_hidden(digest):
+                return False
+            self._entries.read_blob(parts, digest, is_own=digest in self._written)
+        except ArtifactMissing:
+            return False
+        return True
+
+    def write_blob(self, data: bytes) -> str:
+        digest = digest_bytes(data)
+        if self.read_only:
+            return self._memory.write_blob(data)
+        parts = blob_parts(digest)
+        try:
+            if not self._entries.is_same(parts, data):
+                self._publish(parts, data)
+                self.observer(StoreWrite(kind="blob", name=digest, size_bytes=len(data)))
+        except OSError as error:
+            self._go_on_from_memory(error)
+            return self._memory.write_blob(data)
+        self._written.add(digest)
+        return digest
+
+    def kernel_path(self, digest: str) -> Path:
+        """Return a path under which the verified bytes of `digest` can be opened by `dlopen`, for this process's life.
+
+        It is the blob itself, unless another user could change it after it was verified.
+        """
+        data = self.read_blob(digest)
+        if self._memory.has_blob(digest) or not self._entries.is_private:
+            return self._kernels.path_of(digest, data)
+        path = self.path.joinpath(*blob_parts(digest))
+        check_executable(path)
+        return path
+
+    # Records
+
+    def read_record(self, kind: str, key: str) -> dict[str, Any]:
+        parts = record_parts(kind, key, ArtifactMissing)
+        if self._memory.has_record(kind, key):
+            return self._memory.read_record(kind, key)
+        if self._is_hidden((kind, key)):
+            raise _missing(f"{kind} record `{key}`", self.path)
+        record, size = self._entries.read_record(parts, kind, key, is_own=(kind, key) in self._written)
+        self.observer(StoreRead(kind=kind, name=key, size_bytes=size))
+        if self.record_uses and not self.read_only:
+            self.note_use(kind, key)
+        return record
+
+    def has_record(self, kind: str, key: str) -> bool:
+        """Tell whether a record is here, whole and trusted; nothing is counted as read."""
+        try:
+            parts = record_parts(kind, key, ArtifactMissing)
+            if self._memory.has_record(kind, key):
+                return True
+            if self._is_hidden((kind, key)):
+                return False
+            self._entries.read_record(parts, kind, key, is_own=(kind, key) in self._written)
+        except ArtifactMissing:
+            return False
+        return True
+
+    def write_record(self, kind: str, key: str, record: Mapping[str, Any]) -> None:
+        parts, body = record_parts(kind, key), encode_record(kind, key, record)
+        # A record on disk must not refer to blobs that only this process has.
+        if self.read_only or any(self._memory.has_blob(digest) for digest in digests_in(body.decode())):
+            return self._memory.write_record(kind, key, record)
+        data = seal(RECORD_WORD, body)
+        try:
+            if not self._entries.is_same(parts, data):
+                remove(self.path, signature_parts(kind, key))
+                self._publish(parts, data)
+                self.observer(StoreWrite(kind=kind, name=key, size_bytes=len(data)))
+        except OSError as error:
+            self._go_on_from_memory(error)
+            return self._memory.write_record(kind, key, record)
+        self._memory.delete_record(kind, key)
+        return self._written.add((kind, key))
+
+    def list_records(self, kind: str, group: str = "") -> list[str]:
+        parts, prefix = kind_parts(kind), f"{group}." if group else ""
+        self._entries.check_folder()
+        folders = [fan_out(group)] if len(group) > 1 else list_folder(self.path, parts)
+        names = (name for folder in folders for name in list_folder(self.path, (*parts, folder)))
+        keys = {name.removesuffix(RECORD_SUFFIX) for name in names if name.endswith(RECORD_SUFFIX)}
+        found = {key for key in keys if key.startswith(prefix) and not self._is_hidden((kind, key))}
+        return sorted(found | set(self._memory.list_records(kind, group)))
+
+    def delete_record(self, kind: str, key: str) -> None:
+        parts = record_parts(kind, key)
+        self._memory.delete_record(kind, key)
+        self._written.discard((kind, key))
+        if self.read_only:
+            return
+        try:
+            for each in (parts, signature_parts(kind, key), use_parts(kind, key)):
+                remove(self.path, each)
+        except OSError as error:
+            self._go_on_from_memory(error)
+
+    # Between processes
+
+    @contextmanager
+    def single_flight(
+        self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0
+    ) -> Iterator[Flight]:
+        """Enter with the right to do the work called `name`, or after another process of this host has done it.
+
+        Where `owned` is false, `is_done` held: read what the other process wrote. It is asked whenever the right falls to
+        this process, so that what was finished between a look and the asking is not done again.
+        """
+        with ExitStack() as stack:
+            flight = Flight(owned=True, exclusive=False, waited_s=0.0)
+            try:
+                if not self.read_only:
+                    self._entries.check_folder()
+                    flight = stack.enter_context(fly_once(self.path, name, is_done, timeout_s))
+            except OSError as error:
+                self._entries.warn(self.path, f"`{name}` is not kept to one process ({error.strerror or error})")
+            if not flight.exclusive:
+                flight = Flight(owned=not is_done(), exclusive=False, waited_s=0.0)
+            yield flight
+
+    def hold(self, kind: str, key: str) -> Hold:
+        """Keep a record, and all it refers to, from being evicted until the hold is closed or this process ends."""
+        return hold_entry(self.path, record_parts(kind, key))
+
+    def note_use(self, kind: str, key: str) -> None:
+        """Note that a record was used now; where that cannot be written, nothing is."""
+        with suppress(OSError):
+            publish(self.path, use_parts(kind, key), b"")
+
+    def check_writable(self) -> None:
+        """Raise `StoreUnwritable` unless the folder takes writes: for work whose only purpose is to fill it."""
+        if self.read_only:
+            raise StoreUnwritable(f"store `{self.path}` was opened read-only", hint="leave out `--store-read-only`")
+        try:
+            self._entries.prepare(self._on_step)
+            publish(self.path, ("staging", "probe"), b"")
+            remove(self.path, ("staging", "probe"))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _publish(self, parts: tuple[str, ...], data: bytes) -> None:
+        self._entries.prepare(self._on_step)
+        publish(self.path, parts, data, self._on_step)
+
+    def _is_hidden(self, name: str | tuple[str, str]) -> bool:
+        return self.write_only and name not in self._written
+
+    def _go_on_from_memory(self, error: OSError) -> None:
+        if self.strict:
+            raise self._unwritable(error) from error
+        self._entries.warn(self.path, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
+
+    def _unwritable(self, error: OSError) -> StoreUnwritable:
+        return StoreUnwritable(
+            f"store `{self.path}` takes no writes: {error.strerror}",
+            hint="make room or allow writing, give another folder with `--store DIR`, or keep nothing: `--store memory`",
+            facts={"path": str(self.path), "errno": error.errno},
+        )
+
+
+def _missing(what: str, path: Path) -> ArtifactMissing:
+    return ArtifactMissing(f"no {what} is read from `{path}`: the store was opened write-only")
+
+

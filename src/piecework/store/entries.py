@@ -1,0 +1,198 @@
+"""Reading the entries of a folder: trust first, then length and digest, then the content; damage is told once a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any, NoReturn
+
+from piecework.errors import ArtifactMissing, CorruptEntry, FormatTooNew, StoreError, UntrustedArtifact
+from piecework.events import Observer, StoreWarning
+from piecework.store.envelope import (
+    MAXIMUM_RECORD_BYTES,
+    RECORD_WORD,
+    STORE_WORD,
+    Damaged,
+    NewerFormat,
+    decode_record,
+    seal,
+    unseal,
+)
+from piecework.store.files import Step, open_file, publish, read_all, set_aside
+from piecework.store.layout import FORMAT, MARKER, Parts, signature_parts
+from piecework.store.protocol import Record, RecordCheck
+from piecework.store.trust import Trust, find_open_folder
+from piecework.values.digest import digest_bytes
+
+MAXIMUM_BLOB_BYTES = 8 << 30
+FAULTS_OF_A_RECORD = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+MARKER_BODY = b"entries below this folder are described in docs/format.md of Piecework\n"
+
+
+class Entries:
+    """The verified view of one store's folder."""
+
+    def __init__(
+        self,
+        root: Path,
+        trust: Trust,
+        checks: Mapping[str, RecordCheck],
+        observer: Observer,
+        strict: bool,
+        *,
+        may_move: bool,
+    ) -> None:
+        self.root = root
+        self.trust = trust
+        self.observer = observer
+        self._checks = checks
+        self._strict = strict
+        self._may_move = may_move and not strict
+        self._told: set[str] = set()
+        self._vouched: set[str] = set()
+        self._lock = Lock()
+        self._is_checked = self._is_marked = False
+
+    def read_blob(self, parts: Parts, digest: str, *, is_own: bool = False, quiet: bool = False) -> bytes:
+        """Return a blob's bytes, verified."""
+        if self.trust.needs_signature and not is_own and digest not in self._vouched:
+            raise UntrustedArtifact(
+                f"blob `{digest}` is not loaded: no signed record that was read refers to it",
+                hint="blobs are loaded through their record; read it first",
+                facts={"digest": digest},
+            )
+        data, status = self._read(parts, MAXIMUM_BLOB_BYTES, quiet)
+        if digest_bytes(data) != digest:
+            self.reject(parts, f"its digest is not the one it is named by ({len(data)} bytes)", status)
+        return data
+
+    def read_record(
+        self, parts: Parts, kind: str, key: str, *, is_own: bool = False, quiet: bool = False
+    ) -> tuple[dict[str, Any], int]:
+        """Return a record, verified, trusted and checked, and its size in bytes."""
+        data, status = self._read(parts, MAXIMUM_RECORD_BYTES, quiet)
+        try:
+            body = unseal(RECORD_WORD, data)
+            if not is_own:
+                signatures = self._read_signatures(kind, key) if self.trust.needs_signature else None
+                self._vouched |= self.trust.check_record(kind, key, body, signatures)
+            record = decode_record(kind, key, body)
+            self._check(kind, record)
+        except NewerFormat as error:
+            raise self._too_new(parts, error) from None
+        except Damaged as error:
+            self.reject(parts, str(error), status)
+        return record, len(data)
+
+    def _check(self, kind: str, record: Record) -> None:
+        check = self._checks.get(kind)
+        if check is None:
+            return
+        try:
+            fault = check(record)
+        except FAULTS_OF_A_RECORD as error:
+            fault = f"it lacks what {kind} records have ({type(error).__name__}: {error})"
+        if fault:
+            raise Damaged(fault)
+
+    def _read(self, parts: Parts, limit: int, quiet: bool) -> tuple[bytes, os.stat_result]:
+        self.check_folder()
+        status: os.stat_result | None = None
+        try:
+            with open_file(self.root, parts, quiet=quiet) as (descriptor, status):
+                self.trust.check_file(self.root.joinpath(*parts), status)
+                if status.st_size > limit:
+                    raise Damaged(f"it is {status.st_size} bytes long, of {limit} at most")
+                return read_all(descriptor, status.st_size), status
+        except FileNotFoundError:
+            raise ArtifactMissing(f"`{parts[-1]}` is not in store `{self.root}`", facts={"path": parts[-1]}) from None
+        except Damaged as error:
+            self.reject(parts, str(error), status)
+
+    def _read_signatures(self, kind: str, key: str) -> bytes | None:
+        try:
+            with open_file(self.root, signature_parts(kind, key), quiet=True) as (descriptor, status):
+                return read_all(descriptor, min(status.st_size, 1 << 20))
+        except (FileNotFoundError, Damaged):
+            return None
+
+    def is_same(self, parts: Parts, data: bytes) -> bool:
+        """Tell whether an entry holds `data` already, which then counts as written now; damage is moved aside."""
+        try:
+            with open_file(self.root, parts, quiet=True) as (descriptor, status):
+                self.check_folder()
+                self.trust.check_file(self.root.joinpath(*parts), status)
+                if status.st_size == len(data) and read_all(descriptor, status.st_size) == data:
+                    with suppress(OSError):  # so that a collector at work does not take it for an old one
+                        os.utime(descriptor)
+                    return True
+        except FileNotFoundError:
+            return False
+        except (Damaged, UntrustedArtifact) as error:
+            self.warn(self.root.joinpath(*parts), f"{error}; it is replaced")
+            set_aside(self.root, parts)
+        return False
+
+    def reject(self, parts: Parts, reason: str, seen: os.stat_result | None) -> NoReturn:
+        """Tell of a damaged entry once, move it to quarantine, and raise a miss (`strict`: an error)."""
+        path, moved = self.root.joinpath(*parts), False
+        if self._may_move:
+            with suppress(OSError):
+                moved = set_aside(self.root, parts, seen)
+        self.warn(path, f"{reason}; it was not read, and {'is in quarantine' if moved else 'lies where it was'}")
+        error: type[StoreError] = CorruptEntry if self._strict else ArtifactMissing
+        raise error(
+            f"`{path}` is damaged: {reason}",
+            hint="it is written anew when it is next made; `piecework store verify` lists every damaged entry",
+            facts={"path": str(path), "reason": reason, "damaged": True},
+        )
+
+    def warn(self, path: Path, reason: str) -> None:
+        """Tell of something at a path, once for each path."""
+        with self._lock:
+            if str(path) in self._told:
+                return
+            self._told.add(str(path))
+        self.observer(StoreWarning(path=str(path), reason=reason))
+
+    # The folder as a whole
+
+    def check_folder(self) -> None:
+        """Raise unless the folder is trusted and of a format that this release knows; looked at once."""
+        if self._is_checked:
+            return
+        self.trust.check_folder(self.root)
+        try:
+            with open_file(self.root, MARKER) as (descriptor, status):
+                unseal(STORE_WORD, read_all(descriptor, min(status.st_size, 4096)))
+            self._is_marked = True
+        except FileNotFoundError:
+            pass
+        except NewerFormat as error:
+            raise self._too_new(MARKER, error) from None
+        except Damaged as error:
+            self.warn(self.root / MARKER[0], f"{error}; the marker is written anew by the next write")
+        self._is_checked = self.root.is_dir()
+
+    def prepare(self, step: Step) -> None:
+        """Make the folder ready for writing: checked, made, and marked with its format."""
+        self.check_folder()
+        if not (self._is_marked and os.path.lexists(self.root / MARKER[0])):
+            publish(self.root, MARKER, seal(STORE_WORD, MARKER_BODY), step)
+            self._is_marked = True
+
+    @cached_property
+    def is_private(self) -> bool:
+        """Tell whether nobody but this user and root can change what lies in the folder."""
+        return find_open_folder(self.root, os.geteuid()) is None
+
+    def _too_new(self, parts: Parts, error: NewerFormat) -> FormatTooNew:
+        return FormatTooNew(
+            f"`{self.root.joinpath(*parts)}` has format {error.version}; this release reads format {FORMAT}",
+            hint="upgrade Piecework, or give this release a folder of its own with `--store DIR`",
+            facts={"path": str(self.root.joinpath(*parts)), "format": error.version, "known": FORMAT},
+        )

@@ -1,0 +1,86 @@
+"""What every store can do; torch-free.
+
+A *blob* is bytes named by their SHA-256. A *record* is plain data under a kind and a key that refers to blobs by digest.
+Blobs are written first and the record last, so that whoever finds a record finds what it refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+PROGRAM = "program"
+ARTIFACT = "artifact"
+PROBE = "probe"
+
+Record = Mapping[str, Any]
+
+# Says what is wrong with a record of one kind, or "" where nothing is. A KeyError, TypeError, ValueError, IndexError or
+# AttributeError that it raises counts as a fault of the record.
+RecordCheck = Callable[[Record], str]
+
+
+class Store(Protocol):
+    """A place for records and blobs; a damaged or absent entry is `ArtifactMissing`, under `strict` `CorruptEntry`."""
+
+    def read_blob(self, digest: str) -> bytes:
+        """Return the bytes whose SHA-256 is `digest`, compared with it before they are returned."""
+
+    def write_blob(self, data: bytes) -> str:
+        """Keep `data` and return its SHA-256 as hex; the same bytes are kept once."""
+
+    def has_blob(self, digest: str) -> bool:
+        """Tell whether the bytes of `digest` are here and whole."""
+
+    def read_record(self, kind: str, key: str) -> Record:
+        """Return the record under `kind` and `key`, verified."""
+
+    def write_record(self, kind: str, key: str, record: Record) -> None:
+        """Keep plain data under `kind` and `key`, after all the blobs it refers to; replaces what was there."""
+
+    def list_records(self, kind: str, group: str = "") -> list[str]:
+        """Return the keys of one kind in order; with `group`, those that begin with `<group>.`."""
+
+    def delete_record(self, kind: str, key: str) -> None:
+        """Forget a record; its blobs stay until they are collected. An absent one is no error."""
+
+
+class KernelStore(Store, Protocol):
+    """A store that can hand a blob to the dynamic linker."""
+
+    def kernel_path(self, digest: str) -> Path:
+        """Return a path under which the verified bytes of `digest` can be opened by `dlopen`, for this process's life."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """The outcome of asking for the right to do a piece of work once.
+
+    `owned`: do the work now (False: another process finished it while this one waited, so read it).
+    `exclusive`: nobody else on this host does it meanwhile (False where the folder takes no locks, or after a timeout).
+    `waited_s`: how long another process held the work.
+    """
+
+    owned: bool
+    exclusive: bool
+    waited_s: float
+
+
+def never_done() -> bool:
+    """Say that no other process has finished the work."""
+    return False
+
+
+class SharedStore(Store, Protocol):
+    """A store that several processes share."""
+
+    def single_flight(
+        self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0
+    ) -> AbstractContextManager[Flight]:
+        """Enter with the right to do the work called `name`, or after another process has done it."""
+
+    def hold(self, kind: str, key: str) -> AbstractContextManager[None]:
+        """Keep a record, and all it refers to, from being evicted while the context is open."""
