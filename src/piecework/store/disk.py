@@ -1,7 +1,7 @@
 """A store in a folder: each read verified, each write atomic, nothing written by who only reads.
 
-An entry that is damaged is a miss with one warning that names the file; it is moved to quarantine, and the next write puts a
-whole one in its place. A folder that takes no writes costs one warning, and the run goes on from memory.
+An entry that is damaged is a miss with one warning that names the file; it is moved to quarantine, and the next write
+puts a whole one in its place. A folder that takes no writes costs one warning, and the run goes on from memory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from piecework.values.digest import digest_bytes
 class DiskStore:
     """Keep blobs and records in a folder that processes, users and releases may share.
 
-    `read_only` keeps what is written in memory; `write_only` reads nothing but what this object wrote; `strict` turns a
-    damaged entry and an unwritable folder into errors; `trust` says whose entries are loaded; `checks` hold what a record
-    of each kind must have; `record_uses` notes each use of a record in a file of its own (the time of last access serves
-    otherwise); `on_step` is called before every step of a write.
+    `read_only` keeps what is written in memory; `write_only` reads nothing but what this object wrote; `strict` turns
+    a damaged entry and an unwritable folder into errors; `trust` says whose entries are loaded; `checks` hold what a
+    record of each kind must have; `record_uses` notes each use of a record in a file of its own (the time of last
+    access serves otherwise); `on_step` is called before every step of a write.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class DiskStore:
         self._entries = Entries(self.path, self.trust, dict(checks or {}), observer, strict, may_move=not read_only)
         self._memory = MemoryStore()
         self._kernels = MemoryKernels()
-        self._written: set[str | tuple[str, str]] = set()
+        # What this object wrote, and the digest of it: its own work needs no signature.
+        self._written: dict[str | tuple[str, str], str] = {}
 
     def __repr__(self) -> str:
         return f"DiskStore({str(self.path)!r})"
@@ -110,7 +111,7 @@ class DiskStore:
         except OSError as error:
             self._go_on_from_memory(error)
             return self._memory.write_blob(data)
-        self._written.add(digest)
+        self._written[digest] = digest
         return digest
 
     def kernel_path(self, digest: str) -> Path:
@@ -133,7 +134,7 @@ class DiskStore:
             return self._memory.read_record(kind, key)
         if self._is_hidden((kind, key)):
             raise _missing(f"{kind} record `{key}`", self.path)
-        record, size = self._entries.read_record(parts, kind, key, is_own=(kind, key) in self._written)
+        record, size = self._entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
         self.observer(StoreRead(kind=kind, name=key, size_bytes=size))
         if self.record_uses and not self.read_only:
             self.note_use(kind, key)
@@ -147,7 +148,7 @@ class DiskStore:
                 return True
             if self._is_hidden((kind, key)):
                 return False
-            self._entries.read_record(parts, kind, key, is_own=(kind, key) in self._written)
+            self._entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
         except ArtifactMissing:
             return False
         return True
@@ -156,7 +157,8 @@ class DiskStore:
         parts, body = record_parts(kind, key), encode_record(kind, key, record)
         # A record on disk must not refer to blobs that only this process has.
         if self.read_only or any(self._memory.has_blob(digest) for digest in digests_in(body.decode())):
-            return self._memory.write_record(kind, key, record)
+            self._memory.write_record(kind, key, record)
+            return
         data = seal(RECORD_WORD, body)
         try:
             if not self._entries.is_same(parts, data):
@@ -165,9 +167,10 @@ class DiskStore:
                 self.observer(StoreWrite(kind=kind, name=key, size_bytes=len(data)))
         except OSError as error:
             self._go_on_from_memory(error)
-            return self._memory.write_record(kind, key, record)
+            self._memory.write_record(kind, key, record)
+            return
         self._memory.delete_record(kind, key)
-        return self._written.add((kind, key))
+        self._written[kind, key] = digest_bytes(body)
 
     def list_records(self, kind: str, group: str = "") -> list[str]:
         parts, prefix = kind_parts(kind), f"{group}." if group else ""
@@ -181,7 +184,7 @@ class DiskStore:
     def delete_record(self, kind: str, key: str) -> None:
         parts = record_parts(kind, key)
         self._memory.delete_record(kind, key)
-        self._written.discard((kind, key))
+        self._written.pop((kind, key), None)
         if self.read_only:
             return
         try:
@@ -198,8 +201,8 @@ class DiskStore:
     ) -> Iterator[Flight]:
         """Enter with the right to do the work called `name`, or after another process of this host has done it.
 
-        Where `owned` is false, `is_done` held: read what the other process wrote. It is asked whenever the right falls to
-        this process, so that what was finished between a look and the asking is not done again.
+        Where `owned` is false, `is_done` held: read what the other process wrote. It is asked whenever the right falls
+        to this process, so that what was finished between a look and the asking is not done again.
         """
         with ExitStack() as stack:
             flight = Flight(owned=True, exclusive=False, waited_s=0.0)
@@ -248,7 +251,7 @@ class DiskStore:
     def _unwritable(self, error: OSError) -> StoreUnwritable:
         return StoreUnwritable(
             f"store `{self.path}` takes no writes: {error.strerror}",
-            hint="make room or allow writing, give another folder with `--store DIR`, or keep nothing: `--store memory`",
+            hint="make room or allow writing, give another folder with `--store DIR`, or keep nothing (`memory`)",
             facts={"path": str(self.path), "errno": error.errno},
         )
 

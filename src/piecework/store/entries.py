@@ -1,4 +1,4 @@
-"""Reading the entries of a folder: trust first, then length and digest, then the content; damage is told once a file."""
+"""Reading the entries of a folder: trust, then length and digest, then the content; damage is told once a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
 
-from piecework.errors import ArtifactMissing, CorruptEntry, FormatTooNew, StoreError, UntrustedArtifact
+from piecework.errors import ArtifactMissing, CorruptEntry, FormatTooNew, StoreError, StoreUnwritable, UntrustedArtifact
 from piecework.events import Observer, StoreWarning
 from piecework.store.envelope import (
     MAXIMUM_RECORD_BYTES,
@@ -71,13 +71,13 @@ class Entries:
         return data
 
     def read_record(
-        self, parts: Parts, kind: str, key: str, *, is_own: bool = False, quiet: bool = False
+        self, parts: Parts, kind: str, key: str, *, own: str | None = None, quiet: bool = False
     ) -> tuple[dict[str, Any], int]:
-        """Return a record, verified, trusted and checked, and its size in bytes."""
+        """Return a record, verified, trusted and checked, and its size; one whose body has the digest `own` is ours."""
         data, status = self._read(parts, MAXIMUM_RECORD_BYTES, quiet)
         try:
             body = unseal(RECORD_WORD, data)
-            if not is_own:
+            if own is None or digest_bytes(body) != own:
                 signatures = self._read_signatures(kind, key) if self.trust.needs_signature else None
                 self._vouched |= self.trust.check_record(kind, key, body, signatures)
             record = decode_record(kind, key, body)
@@ -112,6 +112,11 @@ class Entries:
             raise ArtifactMissing(f"`{parts[-1]}` is not in store `{self.root}`", facts={"path": parts[-1]}) from None
         except Damaged as error:
             self.reject(parts, str(error), status)
+        except OSError as error:  # no fault of the entry: no descriptors left, no memory
+            raise StoreError(
+                f"`{self.root.joinpath(*parts)}` cannot be read: {error.strerror}",
+                hint="the entry itself was not looked at; see what the system lacks",
+            ) from error
 
     def _read_signatures(self, kind: str, key: str) -> bytes | None:
         try:
@@ -122,9 +127,9 @@ class Entries:
 
     def is_same(self, parts: Parts, data: bytes) -> bool:
         """Tell whether an entry holds `data` already, which then counts as written now; damage is moved aside."""
+        self.check_folder()
         try:
             with open_file(self.root, parts, quiet=True) as (descriptor, status):
-                self.check_folder()
                 self.trust.check_file(self.root.joinpath(*parts), status)
                 if status.st_size == len(data) and read_all(descriptor, status.st_size) == data:
                     with suppress(OSError):  # so that a collector at work does not take it for an old one
@@ -165,6 +170,11 @@ class Entries:
         """Raise unless the folder is trusted and of a format that this release knows; looked at once."""
         if self._is_checked:
             return
+        if os.path.lexists(self.root) and not self.root.is_dir():
+            raise StoreUnwritable(
+                f"store `{self.root}` is not a folder",
+                hint="give a folder, which is made where there is none: `--store DIR`",
+            )
         self.trust.check_folder(self.root)
         try:
             with open_file(self.root, MARKER) as (descriptor, status):

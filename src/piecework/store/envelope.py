@@ -3,7 +3,8 @@
     piecework-record <format> <length of the body> <sha256 of "piecework-record <format>\\n" and the body>
     <body: canonical JSON with `key`, `kind` and `payload`>
 
-The first line keeps this shape in every later format, so that an older release can tell a newer file from a damaged one.
+The first line keeps this shape in every later format, so that an older release can tell a newer file from a damaged
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of a store: opened without following links, written aside and renamed into place.
 
-Every step goes from folder to folder by descriptor (`openat` with `O_NOFOLLOW`), so that a link put in place of a folder
-or file of the store leads nowhere: it is damage, like any other thing that is not a plain file.
+Every step goes from folder to folder by descriptor (`openat` with `O_NOFOLLOW`), so that a link put in place of a
+folder or file of the store leads nowhere: it is damage, like any other thing that is not a plain file.
 """
 
 from __future__ import annotations
@@ -55,10 +55,8 @@ def open_file(root: Path, parts: Parts, *, quiet: bool = False) -> Iterator[tupl
     try:
         with open_folder(root, parts[:-1]) as folder:
             descriptor = _open_quietly(parts[-1], folder) if quiet else os.open(parts[-1], READ_FLAGS, dir_fd=folder)
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise Damaged(_say_why(error)) from None
+        raise _translate(error) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -75,10 +73,15 @@ def _open_quietly(name: str, folder: int) -> int:
         return os.open(name, READ_FLAGS, dir_fd=folder)
 
 
-def _say_why(error: OSError) -> str:
+def _translate(error: OSError) -> Exception:
+    """Tell what is amiss with an entry from what is amiss with this process; a stale handle means it was replaced."""
+    if error.errno in (errno.ENOENT, errno.ESTALE):
+        return FileNotFoundError(errno.ENOENT, "no such entry")
     if error.errno in NOT_A_FOLDER:
-        return "it is a link, or lies behind one, or behind what is no folder"
-    return f"it cannot be read ({error.strerror})"
+        return Damaged("it is a link, or lies behind one, or behind what is no folder")
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return error
+    return Damaged(f"it cannot be read ({error.strerror})")
 
 
 def read_all(descriptor: int, size: int) -> bytes:
@@ -89,7 +92,7 @@ def read_all(descriptor: int, size: int) -> bytes:
             chunks.append(chunk)
             left -= len(chunk)
     except OSError as error:
-        raise Damaged(_say_why(error)) from None
+        raise _translate(error) from None
     return b"".join(chunks)
 
 

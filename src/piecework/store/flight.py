@@ -1,7 +1,8 @@
 """Work done once among the processes of a host, and records kept while a process uses them.
 
 Both are `flock` locks: the kernel lets go of them when their process ends, however it ends, so none is ever stuck. A
-record is held by a shared lock on the record itself, which writes nothing, so that a start from a read-only store holds too.
+record is held by a shared lock on the record itself, which writes nothing, so that a start from a read-only store holds
+too.
 Where a filesystem takes no locks, a lease (a file made with `O_EXCL` that names its owner) stands in for single flight.
 """
 

@@ -15,8 +15,8 @@ NO_EXEC = getattr(os, "ST_NOEXEC", 8)
 class MemoryKernels:
     """Hand out verified bytes as files in memory, for a store without a folder or in a folder that others write.
 
-    The descriptors stay open for the life of the process: the linker knows a library by its path, and would take a number
-    that is used again for the library it loaded before.
+    The descriptors stay open for the life of the process: the linker knows a library by its path, and would take a
+    number that is used again for the library it loaded before.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Single flight where a filesystem takes no locks: a file made with `O_EXCL` that names its owner.
 
-The owner's name is the file's content, and with a random token it is the content of no other lease. A dead owner's lease
-is taken away by whoever first makes a second lease, named after that token: two processes that find it dead at once can
-so never take away the living lease that one of them has made meanwhile. Should that one die too, its lease is found
-dead in the same way.
+The owner's name is the file's content, and with a random token it is the content of no other lease. A dead owner's
+lease is taken away by whoever first makes a second lease, named after that token: two processes that find it dead at
+once can so never take away the living lease that one of them has made meanwhile. Should that one die too, its lease is
+found dead in the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A store in this process's memory: the same path through `bind` without a disk.
 
-Records are kept as the text they would have on disk, so that what cannot be stored there fails here as well, and no caller
-can change what another one reads.
+Records are kept as the text they would have on disk, so that what cannot be stored there fails here as well, and no
+caller can change what another one reads.
 """
 
 from __future__ import annotations

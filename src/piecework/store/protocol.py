@@ -1,6 +1,6 @@
 """What every store can do; torch-free.
 
-A *blob* is bytes named by their SHA-256. A *record* is plain data under a kind and a key that refers to blobs by digest.
+A *blob* is bytes named by their SHA-256. A *record* is plain data under a kind and a key; it refers to blobs by digest.
 Blobs are written first and the record last, so that whoever finds a record finds what it refers to.
 """
 
@@ -52,7 +52,7 @@ class KernelStore(Store, Protocol):
     """A store that can hand a blob to the dynamic linker."""
 
     def kernel_path(self, digest: str) -> Path:
-        """Return a path under which the verified bytes of `digest` can be opened by `dlopen`, for this process's life."""
+        """Return a path by which the verified bytes of `digest` can be opened by `dlopen` while this process lives."""
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ class SharedStore(Store, Protocol):
     ) -> AbstractContextManager[Flight]:
         """Enter with the right to do the work called `name`, or after another process has done it."""
 
-    def hold(self, kind: str, key: str) -> AbstractContextManager[None]:
+    def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
         """Keep a record, and all it refers to, from being evicted while the context is open."""
