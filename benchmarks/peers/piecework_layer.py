@@ -1,0 +1,45 @@
+"""Start Piecework on the toy: cold through `compile`, warm through `load`, which sees no model object."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import piecework as pw
+from peers.work import Started, Work
+from toy_llama import OPERATOR
+
+DYNAMIC = {"input_ids": {0: "tokens"}, "positions": {0: "tokens"}}
+
+
+@contextlib.contextmanager
+def one_range(work: Work) -> Iterator[Started]:
+    """Compile one artifact a piece, for 2 to 8,192 tokens, which is what the other systems compile."""
+    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,), ranges=((2, 8192),), single_sizes=()))
+
+
+@contextlib.contextmanager
+def default_options(work: Work) -> Iterator[Started]:
+    """Compile what the defaults say: two ranges, and size 1 by itself."""
+    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,)))
+
+
+def _start(work: Work, options: Any) -> Started:
+    model, inputs = work.model(), work.inputs()
+    weights = model.state_dict()
+    key_file = work.folder / "program_key"
+    start = time.perf_counter()
+    store = pw.DiskStore(work.folder / "store")
+    if work.is_warm:
+        program = pw.load(store, key=key_file.read_text(), weights=weights)
+    else:
+        example = dict(zip(("input_ids", "positions"), inputs, strict=True))
+        program = pw.compile(model, example, dynamic=DYNAMIC, options=options, store=store)
+    bound_s = time.perf_counter() - start
+    program(*inputs)
+    first_result_s = time.perf_counter() - start
+    if not work.is_warm:
+        key_file.write_text(str(program.key))
+    return Started(program, first_result_s, bound_s)
