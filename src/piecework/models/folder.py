@@ -112,7 +112,7 @@ def refuse_config(config: Mapping[str, Any], where: str) -> None:
 def kv_sites(config: Mapping[str, Any]) -> tuple[KvSite, ...]:
     """Tell each layer's cache from a configuration alone, without the model: for a start that loads no model library.
 
-    Windows are told only where the configuration lists its layers' types: else all keys are kept, which is always right.
+    Windows are told only where the configuration lists its layers' types: else all keys are kept, which is right.
     """
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
     heads = _first(config, "num_attention_heads", "n_head", "num_heads")

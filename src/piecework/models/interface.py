@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface
 
 import piecework.ops as ops
 from piecework.errors import ModelError
+from piecework.models.experts import run_experts
 from piecework.models.folder import site_name
 
 IMPLEMENTATION = "piecework"
@@ -141,7 +143,8 @@ def _refused(kind: str, what: str, hint: str) -> ModelError:
 
 
 def register() -> tuple[str, ...]:
-    """Make both implementations known to Transformers; return our operators' names, whose import registers them."""
+    """Make our implementations known to Transformers; return our operators' names, whose import registers them."""
     AttentionInterface.register(IMPLEMENTATION, attend)
     AttentionInterface.register(PROBE, _probe)
+    ExpertsInterface.register(IMPLEMENTATION, run_experts)
     return tuple(ops.BODIES)

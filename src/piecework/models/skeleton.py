@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from piecework.errors import ModelError
+from piecework.models.experts import has_swappable_experts
 from piecework.models.folder import KvSite, refuse_config
 from piecework.models.interface import IMPLEMENTATION, PROBE, probing, register
 
@@ -26,6 +27,8 @@ def build_skeleton(config: Any, *, dtype: torch.dtype, device: str | torch.devic
     config.use_cache = False
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=dtype)
+    if has_swappable_experts(model):
+        model.set_experts_implementation(IMPLEMENTATION)
     _apply_dtype_plan(model, dtype)
     _compute_buffers(model, device)
     return model.eval().requires_grad_(False)
@@ -41,6 +44,7 @@ def find_sites(model: Any) -> tuple[KvSite, ...]:
     refuse_config(config.to_dict(), f"`{kind}`")
     probe = copy.deepcopy(model).to("meta")
     probe.set_attn_implementation(PROBE)
+    probe.config.pad_token_id = None  # with one, some models read their input's values, and there are none here
     tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
     with probing() as seen, torch.no_grad():
         probe(input_ids=tokens, position_ids=tokens, use_cache=False)
@@ -57,7 +61,7 @@ def find_sites(model: Any) -> tuple[KvSite, ...]:
     for site, layer_kind in zip(sites, kinds, strict=False):
         if (layer_kind == "sliding_attention") != bool(site.sliding_window):
             raise ModelError(
-                f"`{kind}` calls `{site.name}` `{layer_kind}` and hands its attention a window of {site.sliding_window}",
+                f"`{kind}` has a `{layer_kind}` at `{site.name}`, and hands it a window of {site.sliding_window}",
                 hint="its windows live in its masks alone, which Piecework's attention does not see",
                 facts={"site": site.name},
             )

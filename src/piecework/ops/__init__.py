@@ -1,7 +1,7 @@
 """Operators of our own, and the step they run in.
 
-Importing this package registers `piecework::kv_update` and `piecework::attention`. Both are opaque: a trace keeps each
-as one node, and the split cuts there.
+Importing this package registers `piecework::kv_update` and `piecework::attention`, which are opaque: a trace keeps each
+as one node, and the split cuts there. `piecework::grouped_matmul` is not opaque: it stays inside the pieces.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ from typing import Any
 
 from piecework.ops.attention import attention
 from piecework.ops.cache import PagedCache
+from piecework.ops.grouped_matmul import grouped_matmul
 from piecework.ops.kv_update import kv_update
 from piecework.ops.reference import AttentionBackend, AttentionRule, ReferenceAttention
 from piecework.ops.step import Hook, Step, current_step, opaque_body, step_context
 
 BODIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"piecework::kv_update": kv_update, "piecework::attention": attention}
+    {
+        "piecework::kv_update": kv_update,
+        "piecework::attention": attention,
+        "piecework::grouped_matmul": grouped_matmul,
+    }
 )
 """Each operator's body, to be called directly by a bound program: a call through the dispatcher costs more than it."""
 
+OPAQUE: tuple[str, ...] = ("piecework::kv_update", "piecework::attention")
+"""The operators of our own that the split always cuts at."""
+
 __all__ = [
     "BODIES",
+    "OPAQUE",
     "AttentionBackend",
     "AttentionRule",
     "Hook",
@@ -31,6 +40,7 @@ __all__ = [
     "Step",
     "attention",
     "current_step",
+    "grouped_matmul",
     "kv_update",
     "opaque_body",
     "step_context",

@@ -35,7 +35,7 @@ class Step:
         slots             [T]     i32  page * S + offset of each row's token; -1 marks padding
         query_starts      [B+1]   i32  rows query_starts[b] to query_starts[b+1] belong to sequence b
         sequence_lengths  [B]     i32  tokens of each sequence once this step is done
-        page_table        [B, N]  i32  the pages of each sequence, in order; unused places hold anything
+        page_table        [B, M]  i32  the pages of each sequence, in order; unused places hold anything
 
     `num_tokens` is the true count of rows: rows from there on are padding. `sites` holds what each site's body works
     on: a `PagedCache` (or its bare tensor) for our own operators, any object for a user's.
