@@ -5,7 +5,8 @@
 
 Every reading is a fresh process. A repetition goes through all stacks, each first with empty caches (cold) and then
 thrice with the caches it left (warm; some build again on the first and second), so that a slow minute of the machine
-falls on all of them; the order turns by one from repetition to repetition. Ratios are taken between least readings and between medians of this one run.
+falls on all of them; the order turns by one from repetition to repetition. Ratios are taken between least readings and
+between medians of this one run.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FROM_WHEELS = {"vllm": ["vllm"], "sglang-inductor": ["sglang", "triton"], "sglan
 CAVEATS = (
     "One thread, also for compiling: the systems' own compile pools are off, ours too.",
     "`first_result_s` runs from asking the stack to start to its first result; `bound_s`, ours alone, ends where the "
-    "program is bound. Imports and the model's weights are in neither. `process_s` runs from the process's start to the "
-    "first result, imports and weights included.",
+    "program is bound. Imports and the model's weights are in neither. `process_s` runs from the process's start to "
+    "the first result, imports and weights included.",
     "vLLM and SGLang are their compile layers alone, without their servers, kernels and CUDA-only fusion passes; on a "
     "CPU vLLM by itself would trace once and not cut the graph.",
     "The toy is tiny on purpose: a call is nearly all host cost. It says nothing about kernels.",

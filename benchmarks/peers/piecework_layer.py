@@ -17,7 +17,7 @@ DYNAMIC = {"input_ids": {0: "tokens"}, "positions": {0: "tokens"}}
 @contextlib.contextmanager
 def one_range(work: Work) -> Iterator[Started]:
     """Compile one artifact a piece, for 2 to 8,192 tokens, which is what the other systems compile."""
-    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,), ranges=((2, 8192),), single_sizes=()))
+    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,), ranges=((2, 8192),), size_one=False))
 
 
 @contextlib.contextmanager
