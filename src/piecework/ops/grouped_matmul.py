@@ -19,8 +19,8 @@ def grouped_matmul(rows: Tensor, weight: Tensor, ends: Tensor, transposed: bool)
 
     Tensors:
         rows    [T, E]     model  sorted by expert
-        weight  [X, F, E]  model  one matrix an expert; [X, E, F] where `transposed`
-        ends    [X]        i64    rows up to ends[x] belong to experts 0 to x
+        weight  [N, F, E]  model  one matrix an expert; [N, E, F] where `transposed`
+        ends    [N]        i64    rows up to ends[n] belong to experts 0 to n
         ->      [T, F]     model  rows beyond the last end are zero
     """
     matrices = weight if transposed else weight.transpose(1, 2)
