@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -140,6 +141,29 @@ def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput
             )
 
 
+def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
+    """Compile a piece to the bytes of torch's own `CompiledArtifact`, whose load imports the compiler."""
+    import torch._functorch.config
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config, standalone_compile
+
+    known = config.get_config_copy()
+    settings = {**_SETTINGS, "cpp.vec_isa_ok": True, **options}
+    patches = {name: value for name, value in settings.items() if name in known}
+    try:
+        with tracing(TracingContext(piece.mode)), torch.no_grad(), _quiet():
+            artifact = standalone_compile(
+                piece.module,
+                list(piece.inputs),
+                dynamic_shapes="from_tracing_context",
+                options={"config_patches": patches | {"fx_graph_cache": True}},
+                aot=True,
+            )
+            return bytes(artifact.serialize())
+    except Exception as error:
+        raise _compile_error(error, box) from error
+
+
 def _module_of(output: Any) -> Mapping[str, Any]:
     """Return the globals of the output code's module, kernels among them."""
     runner = getattr(output, "compiled_fn_runner", None)
@@ -178,7 +202,9 @@ def _cpp_compiler(piece: RebuiltPiece) -> str:
         return ""
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
-    return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
+    text = str(get_compiler_version_info(get_cpp_compiler()))
+    match = re.search(r"(?:gcc|clang) version [\d.]+", text)
+    return match.group() if match else text[:80]
 
 
 def _is_cpp_failure(error: BaseException) -> bool:

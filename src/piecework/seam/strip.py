@@ -34,16 +34,18 @@ def strip_output(
     parameters: Sequence[str],
     weights: Sequence[str],
     constants: Mapping[str, str] | None = None,
+    aligned: Mapping[str, bool] | None = None,
 ) -> StrippedText:
     """Reduce output code to what runs.
 
-    `parameters` name the graph's inputs in order, `weights` those that are bound once; `constants` give
-    the tensors which the graph holds itself, as expressions.
+    `parameters` name the graph's inputs in order, `weights` those that are bound once; `constants` give the tensors which
+    the graph holds itself, as expressions; `aligned` those inputs that kernels take for aligned, and whether they are
+    written to (a copy would then be wrong, so that a misaligned one is an error).
     """
     module = ast.parse(source)
     kernels, call = _scan_module(module)
     body = _Body(parameters, frozenset(weights), frozenset(kernels), dict(constants or {}))
-    statements = body.rewrite(call.body)
+    statements = [*body.align(aligned or {}), *body.rewrite(call.body)]
     return body.finish(statements, kernels)
 
 
@@ -119,6 +121,18 @@ class _Body:
             del lines[-2]  # the return frees it anyway
         return lines
 
+    def align(self, inputs: Mapping[str, bool]) -> list[str]:
+        """Copy or check inputs that kernels take for aligned."""
+        lines = []
+        for name, is_written in inputs.items():
+            word = words.CHECK_ALIGNED if is_written else words.ALIGN
+            text = f"{self._global(word, words.FUNCTIONS[word])}({name})"
+            if name in self.weights:
+                self.prepared[text] = name
+            else:
+                lines.append(f"{name} = {text}")
+        return lines
+
     def finish(self, lines: list[str], kernels: Sequence[str]) -> StrippedText:
         if not lines or not lines[-1].startswith("return "):
             raise Refusal("output code has no return at its end")
@@ -172,9 +186,15 @@ class _Body:
         if isinstance(value, ast.Name) and value.id in self.renamed and value.id not in self.locals:
             self.renamed[name] = self.renamed[value.id]  # `s95 = arg0_1`: the symbol is the parameter
             return
-        if name in self.renamed:
-            raise Refusal(f"output code assigns to its input `{name}`")
         text = self._expression(value)
+        if name in self.renamed:
+            if text != f"{words.ALIGN}({self.renamed[name]})":
+                raise Refusal(f"output code assigns to its input `{name}`")
+            if self.renamed[name] in self.weights:
+                self.prepared[text] = self.renamed[name]
+            else:
+                yield f"{self.renamed[name]} = {text}"
+            return
         self.locals.add(name)
         if name in self.parameters or _PREPARED.fullmatch(name):
             self.own_names[name] = f"{name}_"  # the compiler's own `s1` is not the piece's

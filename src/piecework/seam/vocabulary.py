@@ -14,9 +14,14 @@ ALLOCATORS = {
 }
 VIEW = "reinterpret_tensor"
 STREAM = "get_raw_stream"
+# Copies a tensor whose address is no multiple of 16 bytes, which Triton's kernels take for granted.
+ALIGN = "copy_if_misaligned"
+CHECK_ALIGNED = "check_aligned"
 FUNCTIONS = {
     **ALLOCATORS,
     VIEW: "torch._C._dynamo.guards._reinterpret_tensor",
+    ALIGN: "copy_if_misaligned",
+    CHECK_ALIGNED: "check_aligned",
     STREAM: "torch._C._cuda_getCurrentRawStream",
 }
 

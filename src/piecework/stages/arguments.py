@@ -120,6 +120,8 @@ def resize(arguments: Mapping[str, Any], dims: Sequence[LeafDims], sizes: Mappin
 
 def _resize(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
     result = tensor.detach()
+    if not sizes:
+        return result.view_as(result)
     for dim, size in sizes.items():
         rows = tensor.shape[dim]
         if rows == 0:
@@ -127,4 +129,32 @@ def _resize(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
             result = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         else:
             result = result.index_select(dim, torch.arange(size, device=tensor.device) % rows)
-    return result if result is not tensor and sizes else result.view_as(result)
+    return _lay_out_like(tensor, result)
+
+
+def _lay_out_like(example: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Give a resized copy the example's order of dimensions in memory, so that its layout is what is traced."""
+    if example.is_contiguous() or 0 in example.stride():
+        return tensor.contiguous()
+    order = sorted(range(example.dim()), key=lambda dim: example.stride(dim))
+    stride, step = [0] * example.dim(), 1
+    for dim in order:
+        stride[dim], step = step, step * tensor.shape[dim]
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def describe_pattern(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> list[list[str]]:
+    """Return the presence pattern of the arguments as plain data for keys: paths, dtypes, sizes by name."""
+    by_path = {leaf.path: leaf.dims for leaf in dims}
+    first: dict[int, str] = {}
+    rows = []
+    for path, leaf in ((p, leaf) for name, value in arguments.items() for p, leaf in leaves(value, name)):
+        if not isinstance(leaf, torch.Tensor):
+            rows.append([path, type(leaf).__name__, repr(leaf)])
+            continue
+        marks = by_path.get(path, {})
+        sizes = [f"{marks[d].name}:{marks[d].kind}" if d in marks else str(n) for d, n in enumerate(leaf.shape)]
+        layout = "contiguous" if leaf.is_contiguous() else str(sorted(range(leaf.dim()), key=lambda d: leaf.stride(d)))
+        shared = first.setdefault(id(leaf), path)
+        rows.append([path, str(leaf.dtype), ",".join(sizes), layout, leaf.device.type, shared if shared != path else ""])
+    return rows

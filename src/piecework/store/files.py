@@ -141,14 +141,17 @@ def set_aside(root: Path, parts: Parts, seen: os.stat_result | None = None) -> b
     if parts == (QUARANTINE,):
         os.rename(root / QUARANTINE, root / stamp)
         return True
-    with ensure_folder(root, (QUARANTINE,)) as quarantine, open_folder(root, parts[:-1]) as folder:
-        with suppress(FileNotFoundError):
+    try:
+        with ensure_folder(root, (QUARANTINE,)) as quarantine, open_folder(root, parts[:-1]) as folder:
             now = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
             if seen is not None and (now.st_dev, now.st_ino) != (seen.st_dev, seen.st_ino):
                 return False
             os.rename(parts[-1], stamp, src_dir_fd=folder, dst_dir_fd=quarantine)
-            return True
-    return False
+    except OSError as error:
+        if error.errno in NOT_A_FOLDER or isinstance(error, FileNotFoundError):
+            return False  # it is gone, or a folder above it is no folder: the next write moves that one aside
+        raise
+    return True
 
 
 def publish(root: Path, parts: Parts, data: bytes, step: Step = no_step) -> None:

@@ -48,9 +48,14 @@ def parse_box(text: str) -> dict[str, Range]:
     box: dict[str, Range] = {}
     for part in text.split(","):
         name, _, bounds = part.partition("=")
-        low, _, high = bounds.partition("-")
-        box[name] = Range(int(low), int(high or low))
+        box[name] = parse_range(bounds)
     return box
+
+
+def parse_range(text: str) -> Range:
+    """Read back what `str` of a range wrote."""
+    low, _, high = text.partition("-")
+    return Range(int(low), int(high or low))
 
 
 def partition(ranges: Iterable[tuple[int, int]], single_sizes: Iterable[int], maximum: int) -> tuple[Range, ...]:

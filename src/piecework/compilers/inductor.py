@@ -1,0 +1,105 @@
+"""The compiler that a program runs on by default: Inductor's output code, freed of Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from piecework.seam.check import check_seam
+from piecework.seam.guards import assumed_guards
+from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_inductor
+from piecework.seam.kernels import check_convention, misaligned_inputs, read_constants, read_kernels
+from piecework.seam.probe import machine_facts
+from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
+from piecework.seam.strip import Refusal, strip_output
+from piecework.values.artifact import INDUCTOR, TORCH, Artifact
+from piecework.values.digest import digest_data
+from piecework.values.shapes import Box
+
+FORMAT = 1  # of the text and its calling convention; a change here misses every artifact made before
+
+
+class InductorCompiler:
+    """Compile pieces with Inductor; `options` are Inductor's own settings, on top of ours.
+
+    `threads` is the number of CPU threads that kernels are built for, `working_folder` where the compiler's files lie
+    until the build ends (the temp folder where it is empty). Inside `with compiler:` pieces share what they can.
+    """
+
+    name = "inductor"
+
+    def __init__(
+        self, *, options: Mapping[str, Any] | None = None, threads: int | None = None, working_folder: str | None = None
+    ) -> None:
+        self._options = dict(options or {})
+        self._threads = threads or torch.get_num_threads()
+        self._parent = working_folder
+        self._open: contextlib.ExitStack | None = None
+
+    @property
+    def version(self) -> str:
+        """What beside piece, range and machine decides the artifact."""
+        extra = f" options={digest_data(self._options)[:16]}" if self._options else ""
+        return f"format={FORMAT} torch={torch.__version__} threads={self._threads}{extra}"
+
+    def __enter__(self) -> InductorCompiler:
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(private_folder(self._parent))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def compile(self, text: str, box: Box) -> Artifact:
+        """Compile one piece for one box; output that our loader does not know becomes kind `torch`, with the reason."""
+        check_seam()
+        with self._folder():
+            piece = rebuild_piece(text, box)
+            output = run_inductor(piece, box, {"cpp.threads": self._threads, **self._options})
+            guards = assumed_guards(piece, box)
+            facts = _facts(piece, output)
+            try:
+                return _strip(piece, output, guards, facts)
+            except Refusal as refusal:
+                blob = bundle(rebuild_piece(text, box), box, self._options)
+                facts |= {"fall_back": str(refusal)}
+                return Artifact(TORCH, text, {"artifact": blob}, guards, facts)
+
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[None]:
+        if self._open is not None:
+            yield
+        else:
+            with private_folder(self._parent):
+                yield
+
+
+def _strip(piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]) -> Artifact:
+    stripped = strip_output(
+        output.source, piece.names, piece.weight_names, read_constants(output), misaligned_inputs(output, piece.names)
+    )
+    check_convention(piece, output, stripped)
+    kernels, launches = read_kernels(output, stripped.kernels)
+    facts |= {"namespaces": list(stripped.namespaces)}
+    if launches:
+        facts["launches"] = launches
+    return Artifact(INDUCTOR, stripped.text, kernels, guards, facts)
+
+
+def _facts(piece: RebuiltPiece, output: CompilerOutput) -> dict[str, Any]:
+    devices = sorted({value.device.type for value in piece.inputs if isinstance(value, torch.Tensor)}) or ["cpu"]
+    facts: dict[str, Any] = {
+        "machine": machine_facts("cuda" if "cuda" in devices else "cpu"),
+        "devices": devices,
+        "parameters": list(piece.call_names),
+        "weights": list(piece.weight_names),
+        "hints": dict(piece.hints),
+    }
+    if output.cpp_compiler:
+        facts |= {"isa": output.vector_isa, "cpp_compiler": output.cpp_compiler}
+    return facts

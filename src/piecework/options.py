@@ -1,0 +1,128 @@
+"""What a caller may choose: frozen, validated when made; every field says whether it enters keys.
+
+`None` means "not given"; `resolve` returns a complete new value in which nothing is left to decide.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any
+
+from piecework.errors import OptionError
+
+NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
+MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
+COMPILERS = ("eager", "aot_eager", "inductor")
+DEFAULT_RANGES = ((1, 64), (65, 8192))
+
+
+def _option(default: Any, *, keyed: bool, text: str) -> Any:
+    return field(default=default, metadata={"keyed": keyed, "text": text})
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a model is compiled. Fields left `None` are filled in from the optimisation level's table."""
+
+    mode: str | int | None = _option(None, keyed=True, text="none, stock, trace_once or piecewise; or 0 to 3")
+    compiler: str | Callable[..., Any] | None = _option(
+        None, keyed=True, text="eager, aot_eager, inductor, or a callable (graph module, inputs) -> callable"
+    )
+    max_num_batched_tokens: int = _option(8192, keyed=True, text="largest size that a program serves")
+    ranges: tuple[tuple[int, int], ...] = _option(DEFAULT_RANGES, keyed=True, text="token counts that share an artifact; clipped to the maximum")
+    single_sizes: tuple[int, ...] = _option((), keyed=True, text="sizes that get an artifact of their own, beside size 1")
+    size_one: bool = _option(True, keyed=True, text="serve size 1 by an artifact of its own; without it programs start at 2")
+    split_ops: tuple[str, ...] = _option((), keyed=True, text="operators to cut at, beside those declared with split_op")
+    split_ops_only: tuple[str, ...] | None = _option(None, keyed=True, text="the whole list of operators to cut at; empty = the whole graph")
+    merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
+    optimization_level: int = _option(2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given")
+    strict: bool = _option(False, keyed=False, text="a damaged store entry is an error instead of a miss")
+    compile_budget_s: float = _option(0.0, keyed=False, text="a piece that takes longer runs eager; 0 = no limit")
+    compile_threads: int = _option(1, keyed=False, text="pieces compiled at a time")
+    debug_folder: str = _option("", keyed=False, text="where computation_graph.py and dumps are written")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", _mode(self.mode))
+        object.__setattr__(self, "ranges", _ranges(self.ranges))
+        object.__setattr__(self, "single_sizes", _tuple("single_sizes", self.single_sizes, int))
+        object.__setattr__(self, "split_ops", _tuple("split_ops", self.split_ops, str))
+        if self.split_ops_only is not None:
+            object.__setattr__(self, "split_ops_only", _tuple("split_ops_only", self.split_ops_only, str))
+            if self.split_ops:
+                raise OptionError("`split_ops` and `split_ops_only` are both given", hint="split_ops adds to what is declared, split_ops_only replaces it: give one")
+        if isinstance(self.compiler, str) and self.compiler not in COMPILERS:
+            raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
+        for name, least in (("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {least} up")
+        if self.optimization_level > 3:
+            raise OptionError(f"optimization level `{self.optimization_level}` is unknown", hint="use 0, 1, 2 or 3")
+
+    def resolve(self) -> CompileOptions:
+        """Return the options with every `None` replaced from the level's table."""
+        table = LEVELS[self.optimization_level]
+        return replace(self, mode=self.mode or table["mode"], compiler=self.compiler or table["compiler"])
+
+    def keyed(self) -> dict[str, Any]:
+        """Return the fields that enter keys, as plain data."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.metadata["keyed"]}
+
+
+LEVELS: dict[int, dict[str, Any]] = {
+    0: {"mode": NONE, "compiler": "eager", "capture": "none", "passes": "none", "ranges": "none", "autotune": False},
+    1: {"mode": PIECEWISE, "compiler": "inductor", "capture": "piecewise", "passes": "none", "ranges": "as given", "autotune": False},
+    2: {"mode": PIECEWISE, "compiler": "inductor", "capture": "by phase", "passes": "default", "ranges": "as given", "autotune": False},
+    3: {"mode": PIECEWISE, "compiler": "inductor", "capture": "by phase", "passes": "default", "ranges": "as given", "autotune": True},
+}
+
+
+def from_mapping(given: Mapping[str, Any], base: CompileOptions | None = None) -> CompileOptions:
+    """Build options from parsed JSON or command-line pairs; an unknown name is an error with the nearest one."""
+    known: dict[str, Field[Any]] = {f.name: f for f in fields(CompileOptions)}
+    for name in given:
+        if name not in known:
+            raise OptionError(f"option `{name}` is unknown", hint=_near(name, tuple(known)))
+    return replace(base or CompileOptions(), **given)
+
+
+def _mode(mode: str | int | None) -> str | None:
+    if mode is None:
+        return None
+    if isinstance(mode, int) and not isinstance(mode, bool) and 0 <= mode < len(MODES):
+        return MODES[mode]
+    text = str(mode)
+    if text.isdigit() and int(text) < len(MODES):
+        return MODES[int(text)]
+    if text not in MODES:
+        raise OptionError(f"mode `{mode}` is unknown", hint=_near(text, MODES))
+    return text
+
+
+def _ranges(ranges: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        found = tuple((int(low), int(high)) for low, high in ranges)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"ranges `{ranges!r}` are not pairs", hint="write them as ((1, 64), (65, 8192))") from error
+    if not found:
+        raise OptionError("`ranges` is empty", hint="give at least one pair, as in ((1, 8192),)")
+    return found
+
+
+def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    if isinstance(value, str) or not all(isinstance(item, kind) and not isinstance(item, bool) for item in value):
+        raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a tuple of {kind.__name__}")
+    return tuple(value)
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean `{near[0]}`? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

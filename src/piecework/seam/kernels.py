@@ -1,0 +1,152 @@
+"""Take compiled kernels, constants and conventions out of Inductor's output, as bytes, text and plain facts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piecework.seam.binary import blank_paths, cut_sections
+from piecework.seam.inductor import CompilerOutput
+from piecework.seam.rebuild import RebuiltPiece
+from piecework.seam.strip import Refusal, StrippedText
+
+_LARGEST_CONSTANT = 4096
+
+
+def read_kernels(output: CompilerOutput, names: Sequence[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return each kernel's bytes, and the launch facts of those that run on a GPU."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folders = (cache_dir(), str(Path(torch.__file__).parent), sys.prefix, sys.base_prefix)
+    kernels: dict[str, bytes] = {}
+    launches: dict[str, Any] = {}
+    for name in names:
+        value = output.module.get(name)
+        path = getattr(getattr(value, "__self__", None), "__file__", None)
+        if path is not None:
+            kernels[name] = blank_paths(cut_sections(Path(path).read_bytes()), folders)
+        elif type(value).__name__ == "CachingAutotuner":
+            kernels[name], launches[name] = _read_triton_kernel(name, value)
+        else:
+            raise Refusal(f"kernel `{name}` is of an unknown type `{type(value).__name__}`")
+    return kernels, launches
+
+
+def _read_triton_kernel(name: str, tuner: Any) -> tuple[bytes, dict[str, Any]]:
+    """Return a Triton kernel's cubin and what a launch needs: grid, warps, shared memory, argument types."""
+    from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    result = _chosen_result(name, tuner)
+    kernel = result.kernel
+    # Scratch pointers stand behind the last argument; torch's launcher is given None for each.
+    scratch = int(bool(getattr(kernel, "has_global_scratch", 0))) + int(bool(getattr(kernel, "has_profile_scratch", 0)))
+    _, parameters, absent = result._get_arg_lists(kernel.arg_names, kernel.declared_constexprs)
+    passed = [
+        argument
+        for index, argument in enumerate(kernel.arg_names)
+        if index not in kernel.full_constexprs and argument not in absent
+    ]
+    if len(passed) != len(kernel.arg_tys):
+        raise Refusal(f"kernel `{name}` takes {len(kernel.arg_tys)} arguments where {len(passed)} are known")
+    grid = GridExpr.from_meta(result.inductor_meta, result.config)
+    device = tuner.triton_meta.get("device", 0) or 0
+    folder = Path(triton_cache_dir(device)) / triton_hash_to_path_key(kernel.hash)
+    facts = {
+        "function": kernel.name,
+        "shared": kernel.shared,
+        "warps": kernel.num_warps,
+        "types": kernel.arg_tys + "O" * scratch,
+        "scratch": scratch,
+        "parameters": [str(parameter) for parameter in parameters],
+        "passed": [str(argument) for argument in passed],
+        "before": [str(line) for line in grid.prefix],
+        "grid": [str(grid.x_grid), str(grid.y_grid), str(grid.z_grid)],
+        "config": str(result.config),
+    }
+    return (folder / f"{kernel.name}.cubin").read_bytes(), facts
+
+
+def _chosen_result(name: str, tuner: Any) -> Any:
+    """Return the compile result that the tuner chose, the first where it has not measured."""
+    results = [r for r in tuner.compile_results if type(r).__name__ == "StaticTritonCompileResult"]
+    if not results:
+        raise Refusal(f"kernel `{name}` cannot be launched without Triton")
+    if len(tuner.launchers) == 1:
+        chosen = str(tuner.launchers[0].config)
+        return next((r for r in results if str(r.config) == chosen), results[0])
+    return results[0]
+
+
+def read_constants(output: CompilerOutput) -> dict[str, str]:
+    """Return the tensors that the graph itself holds, as expressions."""
+    if getattr(output.compiled, "torchbind_constants", None):
+        raise Refusal("the graph holds script objects")
+    constants = getattr(output.compiled, "constants", None) or {}
+    return {name: _write_constant(name, tensor) for name, tensor in constants.items()}
+
+
+def _write_constant(name: str, tensor: torch.Tensor) -> str:
+    if tensor.numel() > _LARGEST_CONSTANT or tensor.is_complex() or not tensor.is_contiguous():
+        raise Refusal(f"the graph holds a tensor `{name}` of {tensor.numel()} elements")
+    values = re.sub(r"(?<![\w\"])(-?inf|nan)(?!\w)", r'float("\1")', repr(tensor.cpu().tolist()))
+    return f'torch.tensor({values}, dtype={tensor.dtype}, device="{tensor.device.type}")'
+
+
+def check_convention(piece: RebuiltPiece, output: CompilerOutput, stripped: StrippedText) -> None:
+    """Refuse a piece whose results the output code alone does not give.
+
+    AOTAutograd puts a wrapper around the output code; ours has none, so there must be nothing for it to do.
+    """
+    metadata = output.metadata
+    found = {
+        "it writes to inputs after the graph": metadata.mutated_inp_runtime_indices,
+        "it returns views of tensors inside": metadata.num_intermediate_bases,
+        "it threads effect tokens": metadata.tokens,
+        "its random numbers are functionalised": metadata.is_rng_op_functionalized,
+        "it switches gradients": metadata.grad_enabled_mutation is not None,
+        "it takes tensor subclasses": any(type(m).__name__ == "SubclassCreationMeta" for m in metadata.subclass_inp_meta),
+        "it awaits collectives": getattr(metadata, "act_input_indices", ()),
+    }
+    for reason, present in found.items():
+        if present:
+            raise Refusal(f"the piece needs AOTAutograd's wrapper: {reason}")
+    if len(stripped.returns) != len(metadata.output_info):
+        raise Refusal(f"output code returns {len(stripped.returns)} values for {len(metadata.output_info)} outputs")
+    for index, info in enumerate(metadata.output_info):
+        if info.output_type.name in ("alias_of_input", "is_input"):
+            base = piece.names[info.base_idx]
+            if not _is_view_of(stripped.returns[index], base, stripped.text):
+                raise Refusal(f"output {index} is a view of `{base}`, which the output code copies")
+
+
+def _is_view_of(expression: str, base: str, text: str) -> bool:
+    """Tell whether a returned expression is `base` or views made of it."""
+    seen: set[str] = set()
+    while expression not in seen:
+        seen.add(expression)
+        if expression == base:
+            return True
+        if match := re.match(r"(?:reinterpret_tensor|copy_if_misaligned)\((\w+),", expression):
+            expression = match.group(1)
+        elif match := re.search(rf"^ +{re.escape(expression)} = (.*)$", text, re.MULTILINE):
+            expression = match.group(1)
+    return expression == base
+
+
+def misaligned_inputs(output: CompilerOutput, names: Sequence[str]) -> Mapping[str, bool]:
+    """Return the inputs that kernels take for 16-byte aligned, and whether each is written to.
+
+    Releases from 2.13 on copy misaligned inputs in the output code itself, except those that are written to.
+    """
+    compiled = output.compiled
+    written = set(getattr(compiled, "mutated_input_idxs", ()))
+    checked = getattr(compiled, "inputs_to_check", ()) or ()
+    if getattr(compiled, "_defers_input_alignment", False):
+        checked = [index for index in checked if index in written]
+    return {names[index]: index in written for index in checked}

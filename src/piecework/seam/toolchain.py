@@ -1,0 +1,30 @@
+"""What turns a graph into code here: releases, architecture and instruction set, as named factors."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import torch
+
+
+def toolchain(device: str) -> dict[str, str]:
+    """Return the factors of the toolchain for a device type, without starting a compiler."""
+    factors = {
+        "torch": torch.__version__,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "device": device,
+    }
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
+    return factors | {"arch": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", "os": platform.system()}
+
+
+def _release(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"

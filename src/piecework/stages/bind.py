@@ -1,0 +1,220 @@
+"""Bind: record + loaded pieces + weights + opaque bodies become one callable.
+
+The program is generated flat Python: it calls pieces and opaque bodies in order, lets go of each tensor
+after its last use, and picks the range once per call. Cold and warm starts both end here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piecework.errors import BindError
+from piecework.runtime.program import Program
+from piecework.runtime.signature import Checked, Leaf, compile_check
+from piecework.values.artifact import LoadedPiece
+from piecework.values.record import Record
+from piecework.values.shapes import Box, Range, format_box, parse_range
+from piecework.values.signature import TensorSpec, contiguous_stride, parse_spec
+from piecework.values.tree import render
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+Body = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One range of every symbol: the unit that a call picks."""
+
+    ranges: Mapping[str, Range]
+
+    def box(self, symbols: Sequence[str]) -> Box:
+        """Return the box of a piece whose symbols stand for these program symbols."""
+        return {f"s{index}": self.ranges[symbol] for index, symbol in enumerate(symbols)}
+
+
+def combinations(record: Record) -> list[Combination]:
+    """Return every combination of ranges, the last symbol's fastest."""
+    names = list(record.ranges)
+    ranges = [[parse_range(text) for text in record.ranges[name]] for name in names]
+    return [Combination(dict(zip(names, chosen, strict=True))) for chosen in itertools.product(*ranges)]
+
+
+def boxes_of(record_regions: Sequence[Mapping[str, Any]], every: Sequence[Combination]) -> dict[int, dict[str, Box]]:
+    """Return for each piece the boxes it must be compiled for, by their text."""
+    found: dict[int, dict[str, Box]] = {}
+    for region in record_regions:
+        if region["kind"] == "piece":
+            boxes = found.setdefault(region["piece"], {})
+            for combination in every:
+                box = combination.box(region["symbols"])
+                boxes.setdefault(format_box(box), box)
+    return found
+
+
+def bind(
+    record: Record,
+    loaded: Mapping[tuple[int, str], LoadedPiece],
+    weights: Mapping[str, torch.Tensor],
+    bodies: Mapping[str, Body],
+    *,
+    key: str,
+) -> Program:
+    """Return the program of `record` over `weights` (by qualified name), with opaque `bodies` by operator name."""
+    static = _static_values(record, weights)
+    namespace = _namespace(record, bodies)
+    source = _run_source(record, namespace)
+    code = compile(source, f"<piecework program {key[:12]}>", "exec")
+    runs = tuple(_make_run(code, record, one, loaded, static, namespace) for one in combinations(record))
+    leaves, checked = _leaves(record), _checked(record)
+    call, check_source = compile_check(leaves, checked, runs)
+    return Program(call, key=key, source=check_source + "\n\n" + source, weights={n: static[v] for v, n in _static_names(record)})
+
+
+def _static_names(record: Record) -> Iterator[tuple[str, str]]:
+    for value, binding in record.values.items():
+        if binding["kind"] in ("weight", "buffer", "constant"):
+            yield value, binding["name"]
+
+
+def _static_values(record: Record, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for value, name in _static_names(record):
+        binding = record.values[value]
+        tensor = next((weights[n] for n in (name, *binding["aliases"]) if n in weights), None)
+        if tensor is None:
+            raise BindError(
+                f"{binding['kind']} `{name}` is not among the weights given",
+                hint="give every tensor that the program was traced with, by its qualified name",
+                facts={"name": name},
+            )
+        spec = parse_spec(binding["spec"])
+        assert isinstance(spec, TensorSpec)
+        _check_weight(name, spec, tensor)
+        found[value] = tensor.detach()
+    return found
+
+
+def _check_weight(name: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
+    stride = spec.stride if spec.stride is not None else contiguous_stride(spec.shape)  # type: ignore[arg-type]
+    got = TensorSpec(
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        None if tuple(tensor.stride()) == contiguous_stride(tensor.shape) else tuple(tensor.stride()),
+        tensor.device.type,
+    )
+    same = got.dtype == spec.dtype and got.shape == spec.shape and got.device == spec.device
+    if not same or (tuple(tensor.stride()) != stride and not (spec.stride is None and tensor.is_contiguous())):
+        raise BindError(
+            f"weight `{name}` is `{got}`, the program was compiled for `{spec}`",
+            hint="give the weights of the model that was compiled, in its dtype",
+            facts={"name": name, "expected": str(spec), "got": str(got)},
+        )
+
+
+def _namespace(record: Record, bodies: Mapping[str, Body]) -> dict[str, Any]:
+    """Return the names that the program's code refers to, beside its pieces."""
+    space: dict[str, Any] = {"torch": torch}
+    for number, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"])):
+        if not name.startswith("."):
+            space[f"body_{number}"] = bodies[name] if "::" in name else _plain_function(name)
+    return space
+
+
+def _plain_function(name: str) -> Body:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+
+
+def _run_source(record: Record, namespace: dict[str, Any]) -> str:
+    """Write `run`: one line a region, then a `del` of what is not needed any more."""
+    numbers = {name: index for index, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"]))}
+    lines: list[str] = []
+    for index, region in enumerate(record.regions):
+        lines.extend(_region_lines(index, region, numbers, record))
+    classes: dict[str, str] = {}
+    result = render(dict(record.result), classes)
+    namespace.update({name: _plain_function(path.replace(":", ".")) for name, path in classes.items()})
+    parameters = [name for name, b in record.values.items() if b["kind"] in ("symbol", "input")]
+    parameters += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
+    for position, leaf in enumerate(record.inputs):
+        result = result.replace(f"argument:{leaf['path']}", f"a{position}")
+    body = _with_releases(lines, result, set(record.values) | set(parameters))
+    return f"def run({', '.join(parameters)}):\n" + "\n".join(f"    {line}" for line in body) + f"\n    return {result}\n"
+
+
+def _region_lines(index: int, region: Mapping[str, Any], numbers: Mapping[str, int], record: Record) -> list[str]:
+    if region["kind"] == "piece":
+        dynamic = [a for a in region["arguments"] if record.values.get(a, {}).get("kind") not in ("weight", "buffer", "constant")]
+        target = f"{', '.join(region['results'])}{',' if len(region['results']) == 1 else ''} = " if region["results"] else ""
+        return [f"{target}piece_{index}({', '.join(dynamic)})"]
+    lines = []
+    for call in region["calls"]:
+        operator, results = call["operator"], call["results"]
+        target = "" if results == "_" else f"{results} = "
+        if operator.startswith("."):
+            receiver, _, rest = call["arguments"].partition(", ")
+            lines.append(f"{target}{receiver}{operator}({rest})")
+        else:
+            lines.append(f"{target}body_{numbers[operator]}({call['arguments']})")
+    return lines
+
+
+def _with_releases(lines: Sequence[str], result: str, kept: set[str]) -> list[str]:
+    last: dict[str, int] = {}
+    for index, line in enumerate(lines):
+        for name in _NAME.findall(line):
+            if name.startswith("v") and name[1:].isdigit():
+                last[name] = index
+    needed = set(_NAME.findall(result))
+    out = []
+    for index, line in enumerate(lines):
+        out.append(line)
+        gone = [name for name, where in last.items() if where == index and name not in needed and name not in kept]
+        if gone and index < len(lines) - 1:
+            out.append(f"del {', '.join(gone)}")
+    return out
+
+
+def _make_run(
+    code: Any,
+    record: Record,
+    one: Combination,
+    loaded: Mapping[tuple[int, str], LoadedPiece],
+    static: Mapping[str, torch.Tensor],
+    namespace: Mapping[str, Any],
+) -> Body:
+    space: dict[str, Any] = {**namespace, **static}
+    for index, region in enumerate(record.regions):
+        if region["kind"] == "piece":
+            piece = loaded[region["piece"], format_box(one.box(region["symbols"]))]
+            space[f"piece_{index}"] = piece.bind([static[a] for a in region["arguments"] if a in static])
+    exec(code, space)
+    return space["run"]  # type: ignore[no-any-return]
+
+
+def _leaves(record: Record) -> list[Leaf]:
+    by_path = {b["name"]: name for name, b in record.values.items() if b["kind"] == "input"}
+    found = []
+    for index, leaf in enumerate(record.inputs):
+        spec = None if leaf["spec"] is None else parse_spec(leaf["spec"])
+        found.append(Leaf(leaf["path"], by_path.get(leaf["path"], f"a{index}"), spec, leaf["value"], leaf["same_as"], leaf["written"]))  # type: ignore[arg-type]
+    return found
+
+
+def _checked(record: Record) -> Checked:
+    symbols = {
+        symbol["name"]: (tuple(map(tuple, symbol["places"])), [parse_range(text) for text in record.ranges[symbol["name"]]])
+        for symbol in record.symbols
+    }
+    run_names = [name for name, b in record.values.items() if b["kind"] in ("symbol", "input")]
+    result = str(record.result)
+    run_names += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
+    devices = {str(b["spec"]).rsplit(" ", 1)[-1] for b in record.values.values() if b["spec"]}
+    return Checked(tuple(tuple(p) for p in record.parameters), record.arguments, symbols, tuple(run_names), "cuda" in devices)

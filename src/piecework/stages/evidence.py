@@ -1,0 +1,185 @@
+"""Evidence: what a trace read besides tensors, so that a later start can tell whether it still holds.
+
+Three kinds: source files (by top-level package and path inside it), code objects that were inlined (a
+patched function is seen without any file having changed), and facts: Python values that the trace took
+for constant, such as an epsilon, a flag, a hook dictionary that was empty.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piecework.values.digest import digest_bytes, digest_text
+from piecework.values.record import CodeObject, Fact, SourceFile
+
+_CONSTANT = {"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"}
+_SIZE = {"SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT", "LIST_LENGTH", "TUPLE_ITERATOR_LEN"}
+_CODE = {"CLOSURE_MATCH", "FUNCTION_MATCH"}
+_IMPORT = re.compile(r"G\['__import_(\w+?)'\]")
+_SKIPPED_PACKAGES = {"torch", "piecework"}
+
+
+def collect_facts(guards: Iterable[Any]) -> tuple[Fact, ...]:
+    """Turn the guards that hold Python values into facts, each once."""
+    found: dict[tuple[str, str], Fact] = {}
+    for guard in guards:
+        kind = _kind(guard.kind)
+        if not kind or not guard.source or "L['args']" in guard.source or "L['kwargs']" in guard.source:
+            continue
+        try:
+            value = _text(kind, guard.value)
+        except (TypeError, ValueError, AttributeError):
+            continue
+        found.setdefault((kind, guard.source), Fact(kind, guard.source, value, guard.line.rsplit("/", 1)[-1]))
+    return tuple(found.values())
+
+
+def _kind(guard: str) -> str:
+    if guard in _CONSTANT:
+        return "equal"
+    if guard in _SIZE:
+        return "keys"
+    if guard in _CODE:
+        return "code"
+    return "type" if guard == "TYPE_MATCH" else ""
+
+
+def _text(kind: str, value: Any) -> str:
+    if kind == "keys":
+        return repr(list(value.keys())) if isinstance(value, Mapping) else str(len(value))
+    if kind == "type":
+        return f"{type(value).__module__}:{type(value).__qualname__}"
+    if kind == "code":
+        return digest_code(value.__code__)
+    if isinstance(value, torch.Tensor):
+        raise TypeError("a tensor is no fact")
+    return f"{type(value).__name__}:{value!r}" if " at 0x" not in repr(value) else _named(value)
+
+
+def _named(value: Any) -> str:
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def digest_code(code: types.CodeType) -> str:
+    """Return the digest of what a code object does: instructions, constants and names, not lines or comments."""
+
+    def constant(value: Any) -> str:
+        if isinstance(value, types.CodeType):
+            return digest_code(value)
+        if isinstance(value, frozenset):
+            return repr(sorted(map(repr, value)))
+        return f"{type(value).__name__}:{value!r}"
+
+    constants = [constant(value) for value in code.co_consts]
+    return digest_text(repr((code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars)))
+
+
+def collect_code(code: Iterable[types.CodeType]) -> tuple[tuple[CodeObject, ...], tuple[SourceFile, ...]]:
+    """Return the inlined functions by module and name, and the files they stand in."""
+    by_file = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items()) if module is not None}
+    functions: dict[tuple[str, str], CodeObject] = {}
+    files: dict[tuple[str, str], SourceFile] = {}
+    for one in code:
+        module = by_file.get(one.co_filename, "")
+        if module.split(".")[0] in _SKIPPED_PACKAGES:
+            continue
+        functions.setdefault((module, one.co_qualname), CodeObject(module, one.co_qualname, digest_code(one)))
+        source = _source_file(module, Path(one.co_filename))
+        if source is not None:
+            files.setdefault((source.package, source.path), source)
+    return tuple(functions.values()), tuple(files.values())
+
+
+def _source_file(module: str, path: Path) -> SourceFile | None:
+    if not module or not path.is_file():
+        return None
+    package = module.split(".")[0]
+    root = _package_folder(package)
+    inside = path.relative_to(root).as_posix() if root is not None and path.is_relative_to(root) else path.name
+    return SourceFile(package, inside, digest_bytes(path.read_bytes()))
+
+
+def _package_folder(package: str) -> Path | None:
+    """Return where a top-level package's files lie, without importing it."""
+    loaded = sys.modules.get(package)
+    file = getattr(loaded, "__file__", None)
+    if file:
+        return Path(file).parent
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin and spec.origin != "built-in" else None
+
+
+def changed_source(sources: Sequence[SourceFile]) -> str:
+    """Return the first source file that is not what the trace read, or an empty string."""
+    for source in sources:
+        root = _package_folder(source.package)
+        path = root / source.path if root is not None else None
+        if path is None or not path.is_file():
+            return f"source `{source.package}/{source.path}` is not found"
+        if digest_bytes(path.read_bytes()) != source.digest:
+            return f"source `{source.package}/{source.path}` changed"
+    return ""
+
+
+def changed_code(code: Sequence[CodeObject]) -> str:
+    """Return the first inlined function whose loaded code is another, or an empty string."""
+    for one in code:
+        found = _live_code(sys.modules.get(one.module), one.qualname)
+        if found is not None and digest_code(found) != one.digest:
+            return f"function `{one.module}.{one.qualname}` changed"
+    return ""
+
+
+def _live_code(module: Any, qualname: str) -> types.CodeType | None:
+    place = module
+    for part in qualname.split("."):
+        place = vars(place).get(part) if isinstance(place, type) else getattr(place, part, None)
+        if place is None:
+            return None
+    for attribute in ("__func__", "fget"):
+        place = getattr(place, attribute, place)
+    code = getattr(place, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def changed_fact(facts: Sequence[Fact], model: Any) -> str:
+    """Return the first fact that does not hold for `model` and the loaded modules, or an empty string."""
+    reach = _reacher(model)
+    for fact in facts:
+        try:
+            now = _text(fact.kind, reach(fact.source))
+        except Exception as error:  # whatever an attribute that went away raises: the fact does not hold
+            now = f"gone ({type(error).__name__})"
+        if now != fact.value:
+            return f"`{_shown(fact.source)}` was `{fact.value}` and is `{now}` (read at {fact.line})"
+    return ""
+
+
+def _shown(source: str) -> str:
+    text = _IMPORT.sub(lambda match: match[1].replace("_dot_", "."), source)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text.replace("L['model']", "model"))
+
+
+class _Globals(dict[str, Any]):
+    """Dynamo's global names, resolved when asked for: `__import_a_dot_b` is the loaded module `a.b`."""
+
+    def __missing__(self, key: str) -> Any:
+        if key.startswith("__import_"):
+            return sys.modules[key.removeprefix("__import_").replace("_dot_", ".")]
+        raise KeyError(key)
+
+
+def _reacher(model: Any) -> Callable[[str], Any]:
+    space = {"L": {"model": model}, "G": _Globals(), "___dict_keys": list}
+    return lambda source: eval(source, {"__builtins__": {"type": type, "dict": dict, "list": list, "getattr": getattr}}, space)

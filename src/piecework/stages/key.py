@@ -1,0 +1,60 @@
+"""Key: named factors, hashed whole. `docs/keys.md` lists each, and what keys do not cover; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from piecework.values.digest import digest_data, digest_text
+
+FORMAT = "1"
+
+
+def artifact_factors(piece: str, box: str, compiler: Mapping[str, str], toolchain: Mapping[str, str]) -> dict[str, Any]:
+    """Return the factors of one piece compiled for one box."""
+    return {
+        "format": FORMAT,
+        "piece": digest_text(piece),
+        "range": box,
+        "compiler": dict(compiler),
+        "toolchain": dict(toolchain),
+    }
+
+
+def program_factors(
+    model: Mapping[str, Any],
+    pattern: Any,
+    options: Mapping[str, Any],
+    compiler: Mapping[str, str],
+    toolchain: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the factors by which a program record is looked up, under four heads."""
+    return {
+        "format": FORMAT,
+        "environment": {},
+        "config": {"model": dict(model), "inputs": pattern, "options": dict(options)},
+        "code": {"passes": []},
+        "compiler": {**compiler, **toolchain},
+    }
+
+
+def key_of(factors: Mapping[str, Any]) -> str:
+    """Hash factors whole."""
+    return digest_data(factors)
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted names of the factors in which two sets differ, with both values."""
+    found = []
+    for name in sorted({*one, *other}):
+        left, right = one.get(name), other.get(name)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found.extend(differing(left, right, f"{prefix}{name}."))
+        elif left != right:
+            found.append(f"{prefix}{name}: `{_short(left)}` / `{_short(right)}`")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
