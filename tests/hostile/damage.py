@@ -68,8 +68,8 @@ def extend(path: Path, chance: random.Random) -> None:
 
 def swap(path: Path, chance: random.Random) -> None:
     """Put another entry's bytes here: right in themselves, wrong in this place."""
-    root = next(parent for parent in path.parents if (parent / "blobs").exists())
-    others = [other for other in sorted(root.rglob("*")) if other.is_file() and other != path]
+    root = next(parent for parent in path.parents if (parent / "staging").exists())
+    others = [other for other in sorted(root.rglob("*")) if _is_small(other) and other != path]
     shutil.copyfile(chance.choice(others), path)
 
 
@@ -151,21 +151,26 @@ def make_sparse(path: Path, chance: random.Random) -> None:
 
 def leave_rubbish(path: Path, chance: random.Random) -> None:
     """Leave half-written and foreign files about, as a killed writer or another program would."""
-    root = next(parent for parent in path.parents if (parent / "blobs").exists())
+    root = next(parent for parent in path.parents if (parent / "staging").exists())
     for name in (".DS_Store", "x.tmp", "group.one.record.tmp", "group.zz.record~"):
         (path.parent / name).write_bytes(path.read_bytes()[:10])
     (root / "staging" / "0-1-2.abc").write_bytes(b"half")
 
 
 DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
-    flip, flip, truncate, truncate, extend, swap, replace_by_folder, replace_by_pipe, replace_by_socket, replace_by_link,
-    replace_folder_by_link, replace_folder_by_file, remove, write_nonsense, forge_record, make_sparse, leave_rubbish,
+    flip, flip, truncate, truncate, extend, swap, replace_by_folder, replace_by_pipe, replace_by_socket,
+    replace_by_link, replace_folder_by_link, replace_folder_by_file, remove, write_nonsense, forge_record, make_sparse,
+    leave_rubbish,
 )  # fmt: skip
 
 
 def find_victims(root: Path) -> list[Path]:
     """Return the entries that can be damaged, in order."""
-    return [path for top in ("blobs", "records") for path in sorted((root / top).rglob("*")) if path.is_file()]
+    return [path for top in ("blobs", "records") for path in sorted((root / top).rglob("*")) if _is_small(path)]
+
+
+def _is_small(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20
 
 
 def run_as(user: int, work: Callable[[], Any]) -> Any:

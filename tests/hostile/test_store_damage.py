@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
 from hostile.damage import (
     DAMAGES,
     KERNELS,
@@ -25,7 +26,6 @@ from hostile.damage import (
     run_as,
     write_all,
 )
-
 from piecework.errors import ArtifactMissing, CorruptEntry, StoreError
 from piecework.events import Recorder, StoreWarning
 from piecework.store.disk import DiskStore
@@ -251,7 +251,7 @@ def test_no_descriptors_left_is_not_taken_for_damage(template: Path, scratch: Pa
     assert message.endswith("cannot be read: Too many open files") and not (root / "quarantine").exists()
 
 
-@pytest.mark.parametrize("count", [pytest.param(150, id="tenth"), pytest.param(1500, id="full", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", CASES)
 def test_entries_that_change_while_they_are_read(template: Path, scratch: Path, count: int) -> None:
     root = scratch / "a" / "b" / "store"
     shutil.copytree(template, root)
