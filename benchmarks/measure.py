@@ -36,8 +36,11 @@ class CallTimes:
     calls: int
 
 
-def time_calls(call: Callable[[], object], *, blocks: int = 8, block_s: float = 0.2) -> CallTimes:
-    """Time blocks of calls, each block as many calls as fit into `block_s`, after a block that is thrown away."""
+def time_calls(call: Callable[[], object], *, blocks: int = 40, block_s: float = 0.05) -> CallTimes:
+    """Time blocks of calls, each block as many calls as fit into `block_s`, after a block that is thrown away.
+
+    Short blocks, so that some of them fall between the neighbours' turns on a shared machine.
+    """
     count, means = 1, []
     for block in range(-1, blocks):
         if block < 0:
@@ -65,19 +68,25 @@ def yardstick_ms() -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Processor:
-    """Hold the processor seconds that this process and its finished children (compilers) have used."""
+class Elapsed:
+    """Hold wall seconds, and the processor seconds of this process and of its finished children (compilers).
 
+    Processor seconds hardly notice the neighbours on a shared machine; wall seconds are what a user waits for.
+    """
+
+    wall_s: float
     own_s: float
     children_s: float
 
     @classmethod
-    def used(cls) -> Processor:
+    def now(cls) -> Elapsed:
         own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return cls(own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime)
+        return cls(time.perf_counter(), own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime)
 
-    def since(self, start: Processor) -> Processor:
-        return Processor(round(self.own_s - start.own_s, 3), round(self.children_s - start.children_s, 3))
+    def until_now(self) -> Elapsed:
+        """Return what has passed since `self` was taken by `now`."""
+        end = Elapsed.now()
+        return Elapsed(end.wall_s - self.wall_s, end.own_s - self.own_s, end.children_s - self.children_s)
 
 
 def since_spawned_s() -> float:
@@ -108,7 +117,7 @@ def fresh_process(
         return {"error": f"took more than {timeout_s:.0f} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
-        return {"error": (done.stderr or done.stdout)[-2000:].strip() or f"exit status {done.returncode}"}
+        return {"error": f"exit status {done.returncode}: {(done.stderr or done.stdout)[-2000:].strip()}"}
     reading: dict[str, Any] = json.loads(lines[-1][len(MARK) :])
     return reading
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import torch
 
-from measure import Processor, print_reading, since_spawned_s, time_calls, versions, yardstick_ms
+from measure import Elapsed, print_reading, since_spawned_s, time_calls, versions, yardstick_ms
 from peers.work import Call, Work
 from toy_llama import ToyShape
 
@@ -50,10 +50,9 @@ def main() -> None:
     with start_stack(work) as started:
         reading = {
             "process_s": round(since_spawned_s(), 4),
-            "first_result_s": round(started.first_result_s, 4),
-            "bound_s": None if started.bound_s is None else round(started.bound_s, 4),
+            "first_result": _rounded(started.first_result),
+            "bound": _rounded(started.bound),
             "compiler_imported": sorted({"torch._dynamo", "torch._inductor"} & set(sys.modules)),
-            "processor_s": vars(Processor.used()),
         }
         inputs = work.inputs()
         yardstick_before = yardstick_ms()
@@ -72,8 +71,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--num-tokens", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=40)
     return parser.parse_args()
+
+
+def _rounded(elapsed: Elapsed | None) -> dict[str, float] | None:
+    return elapsed and {name: round(seconds, 4) for name, seconds in vars(elapsed).items()}
 
 
 def _check(call: Call, work: Work) -> float:

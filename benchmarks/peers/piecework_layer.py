@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import piecework as pw
+from measure import Elapsed
 from peers.work import Started, Work
 from toy_llama import OPERATOR
 
@@ -30,16 +30,16 @@ def _start(work: Work, options: Any) -> Started:
     model, inputs = work.model(), work.inputs()
     weights = model.state_dict()
     key_file = work.folder / "program_key"
-    start = time.perf_counter()
+    start = Elapsed.now()
     store = pw.DiskStore(work.folder / "store")
     if work.is_warm:
         program = pw.load(store, key=key_file.read_text(), weights=weights)
     else:
         example = dict(zip(("input_ids", "positions"), inputs, strict=True))
         program = pw.compile(model, example, dynamic=DYNAMIC, options=options, store=store)
-    bound_s = time.perf_counter() - start
+    bound = start.until_now()
     program(*inputs)
-    first_result_s = time.perf_counter() - start
+    first_result = start.until_now()
     if not work.is_warm:
         key_file.write_text(str(program.key))
-    return Started(program, first_result_s, bound_s)
+    return Started(program, first_result, bound)

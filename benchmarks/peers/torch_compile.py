@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 import torch
 
+from measure import Elapsed
 from peers.work import Started, Work, first_result
 
 
@@ -18,9 +18,9 @@ def marked(work: Work) -> Iterator[Started]:
     input_ids, positions = work.inputs()
     torch._dynamo.mark_dynamic(input_ids, 0)
     torch._dynamo.mark_dynamic(positions, 0)
-    start = time.perf_counter()
+    start = Elapsed.now()
     compiled(input_ids, positions)
-    yield Started(compiled, time.perf_counter() - start)
+    yield Started(compiled, start.until_now())
 
 
 @contextlib.contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from measure import Elapsed
 from toy_llama import ToyLlama, ToyShape, fill_weights
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,19 +41,19 @@ class Work:
 class Started:
     """Hold a stack that has given its first result.
 
-    `first_result_s` runs from asking the stack to start (or from the first call, where it starts then) to the first
-    result. `bound_s` ends where the stack has something to call, for a stack that tells the two apart.
+    `first_result` runs from asking the stack to start (or from the first call, where it starts then) to the first
+    result. `bound` ends where the stack has something to call, for a stack that tells the two apart.
     """
 
     call: Call
-    first_result_s: float
-    bound_s: float | None = None
+    first_result: Elapsed
+    bound: Elapsed | None = None
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def first_result(call: Call, work: Work, **facts: Any) -> Started:
     """Make the first call of a stack that compiles when it is first called."""
     inputs = work.inputs()
-    start = time.perf_counter()
+    start = Elapsed.now()
     call(*inputs)
-    return Started(call, time.perf_counter() - start, facts=facts)
+    return Started(call, start.until_now(), facts=facts)
