@@ -9,15 +9,16 @@ from typing import Any
 import piecework as pw
 from measure import Elapsed
 from peers.work import Started, Work
-from toy_llama import OPERATOR
+from toy_llama import OPERATOR, attention_body
 
+BODIES = {OPERATOR: attention_body}
 DYNAMIC = {"input_ids": {0: "tokens"}, "positions": {0: "tokens"}}
 
 
 @contextlib.contextmanager
 def one_range(work: Work) -> Iterator[Started]:
     """Compile one artifact a piece, for 2 to 8,192 tokens, which is what the other systems compile."""
-    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,), ranges=((2, 8192),), size_one=False))
+    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,), ranges=((1, 8192),), size_one=False))
 
 
 @contextlib.contextmanager
@@ -33,10 +34,10 @@ def _start(work: Work, options: Any) -> Started:
     start = Elapsed.now()
     store = pw.DiskStore(work.folder / "store")
     if work.is_warm:
-        program = pw.load(store, key=key_file.read_text(), weights=weights)
+        program = pw.load(store, key=key_file.read_text(), weights=weights, ops=BODIES)
     else:
         example = dict(zip(("input_ids", "positions"), inputs, strict=True))
-        program = pw.compile(model, example, dynamic=DYNAMIC, options=options, store=store)
+        program = pw.compile(model, example, dynamic=DYNAMIC, options=options, store=store, ops=BODIES)
     bound = start.until_now()
     program(*inputs)
     first_result = start.until_now()
