@@ -14,7 +14,8 @@ from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_
 from piecework.seam.kernels import check_convention, misaligned_inputs, read_constants, read_kernels
 from piecework.seam.probe import machine_facts
 from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
-from piecework.seam.strip import Refusal, strip_output
+from piecework.seam.strip import strip_output
+from piecework.seam.vocabulary import Refusal
 from piecework.values.artifact import INDUCTOR, TORCH, Artifact
 from piecework.values.digest import digest_data
 from piecework.values.shapes import Box

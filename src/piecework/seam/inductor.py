@@ -1,8 +1,8 @@
 """Run Inductor on one rebuilt piece, and read from it all that an artifact needs.
 
-Inductor is called through `compile_fx` with an inner compiler of ours around its own: that hands over the output code, its
-module and the metadata of the functionalisation without a cache or a pickle in between. Torch's own caches are off or
-lie in a private folder that goes with the build; none of them decides anything.
+Inductor is called through `compile_fx` with an inner compiler of ours around its own: that hands over the output code,
+its module and the metadata of the functionalisation without a cache or a pickle in between. Torch's own caches are off
+or lie in a private folder that goes with the build; none of them decides anything.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
     patches = {name: value for name, value in settings.items() if name in known}
     try:
         with tracing(TracingContext(piece.mode)), torch.no_grad(), _quiet():
-            artifact = standalone_compile(
+            artifact: Any = standalone_compile(
                 piece.module,
                 list(piece.inputs),
                 dynamic_shapes="from_tracing_context",
@@ -167,10 +167,10 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
 def _module_of(output: Any) -> Mapping[str, Any]:
     """Return the globals of the output code's module, kernels among them."""
     runner = getattr(output, "compiled_fn_runner", None)
-    function = getattr(type(runner), "call", None) if runner is not None else output.current_callable
+    function: Any = output.current_callable if runner is None else type(runner).call
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    return function.__globals__  # type: ignore[union-attr,no-any-return]
+    return function.__globals__  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

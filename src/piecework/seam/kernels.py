@@ -13,7 +13,8 @@ import torch
 from piecework.seam.binary import blank_paths, cut_sections
 from piecework.seam.inductor import CompilerOutput
 from piecework.seam.rebuild import RebuiltPiece
-from piecework.seam.strip import Refusal, StrippedText
+from piecework.seam.strip import StrippedText
+from piecework.seam.vocabulary import Refusal
 
 _LARGEST_CONSTANT = 4096
 
@@ -39,7 +40,8 @@ def read_kernels(output: CompilerOutput, names: Sequence[str]) -> tuple[dict[str
 
 def _read_triton_kernel(name: str, tuner: Any) -> tuple[bytes, dict[str, Any]]:
     """Return a Triton kernel's cubin and what a launch needs: grid, warps, shared memory, argument types."""
-    from torch._inductor.runtime.runtime_utils import triton_cache_dir, triton_hash_to_path_key
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
     from torch._inductor.runtime.triton_heuristics import GridExpr
 
     result = _chosen_result(name, tuner)
@@ -110,7 +112,9 @@ def check_convention(piece: RebuiltPiece, output: CompilerOutput, stripped: Stri
         "it threads effect tokens": metadata.tokens,
         "its random numbers are functionalised": metadata.is_rng_op_functionalized,
         "it switches gradients": metadata.grad_enabled_mutation is not None,
-        "it takes tensor subclasses": any(type(m).__name__ == "SubclassCreationMeta" for m in metadata.subclass_inp_meta),
+        "it takes tensor subclasses": [
+            meta for meta in metadata.subclass_inp_meta if type(meta).__name__ == "SubclassCreationMeta"
+        ],
         "it awaits collectives": getattr(metadata, "act_input_indices", ()),
     }
     for reason, present in found.items():

@@ -39,7 +39,8 @@ class RebuiltPiece:
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        return tuple(n for n, s in zip(self.names, self.specs, strict=True) if isinstance(s, TensorSpec) and s.is_weight)
+        pairs = zip(self.names, self.specs, strict=True)
+        return tuple(name for name, spec in pairs if isinstance(spec, TensorSpec) and spec.is_weight)
 
     @property
     def call_names(self) -> tuple[str, ...]:
@@ -172,9 +173,23 @@ def _make_input(name: str, spec: Spec, sizes: Mapping[str, Any], mode: Any) -> A
             hint="make the number a tensor, or run this piece with the eager compiler",
         )
     shape = [_evaluate(size, sizes) for size in spec.shape]
-    stride = contiguous_stride(shape) if spec.stride is None else [_evaluate(size, sizes) for size in spec.stride]
+    stride = _contiguous(shape) if spec.stride is None else [_evaluate(size, sizes) for size in spec.stride]
     with mode:
         return torch.empty_strided(shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
+
+
+def _contiguous(shape: list[Any]) -> tuple[Any, ...]:
+    """Return contiguous strides; a symbolic size is never taken for 0, which would ask the environment."""
+    return contiguous_stride(shape) if all(type(size) is int for size in shape) else _symbolic_stride(shape)
+
+
+def _symbolic_stride(shape: list[Any]) -> tuple[Any, ...]:
+    stride: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        stride.append(step)
+        step = step * (max(size, 1) if type(size) is int else size)
+    return tuple(reversed(stride))
 
 
 def _evaluate(size: Size, sizes: Mapping[str, Any]) -> Any:

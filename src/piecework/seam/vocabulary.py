@@ -6,6 +6,11 @@ that we do not know; the stripper then refuses, and the piece runs by torch's ow
 
 from __future__ import annotations
 
+
+class Refusal(Exception):
+    """The output code holds something that the grammar does not know; the message names it."""
+
+
 ALLOCATORS = {
     "empty_strided_cpu": "torch._C._dynamo.guards._empty_strided_cpu",
     "empty_strided_cpu_pinned": "torch._C._dynamo.guards._empty_strided_cpu_pinned",

@@ -7,10 +7,8 @@ after its last use, and picks the range once per call. Cold and warm starts both
 from __future__ import annotations
 
 import importlib
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,42 +18,12 @@ from piecework.runtime.program import Program
 from piecework.runtime.signature import Checked, Leaf, compile_check
 from piecework.values.artifact import LoadedPiece
 from piecework.values.record import Record
-from piecework.values.shapes import Box, Range, format_box, parse_range
+from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
 from piecework.values.signature import TensorSpec, contiguous_stride, parse_spec
 from piecework.values.tree import render
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 Body = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One range of every symbol: the unit that a call picks."""
-
-    ranges: Mapping[str, Range]
-
-    def box(self, symbols: Sequence[str]) -> Box:
-        """Return the box of a piece whose symbols stand for these program symbols."""
-        return {f"s{index}": self.ranges[symbol] for index, symbol in enumerate(symbols)}
-
-
-def combinations(record: Record) -> list[Combination]:
-    """Return every combination of ranges, the last symbol's fastest."""
-    names = list(record.ranges)
-    ranges = [[parse_range(text) for text in record.ranges[name]] for name in names]
-    return [Combination(dict(zip(names, chosen, strict=True))) for chosen in itertools.product(*ranges)]
-
-
-def boxes_of(record_regions: Sequence[Mapping[str, Any]], every: Sequence[Combination]) -> dict[int, dict[str, Box]]:
-    """Return for each piece the boxes it must be compiled for, by their text."""
-    found: dict[int, dict[str, Box]] = {}
-    for region in record_regions:
-        if region["kind"] == "piece":
-            boxes = found.setdefault(region["piece"], {})
-            for combination in every:
-                box = combination.box(region["symbols"])
-                boxes.setdefault(format_box(box), box)
-    return found
 
 
 def bind(
@@ -71,10 +39,14 @@ def bind(
     namespace = _namespace(record, bodies)
     source = _run_source(record, namespace)
     code = compile(source, f"<piecework program {key[:12]}>", "exec")
-    runs = tuple(_make_run(code, record, one, loaded, static, namespace) for one in combinations(record))
+    runs = tuple(_make_run(code, record, one, loaded, static, namespace) for one in combinations(_ranges(record)))
     leaves, checked = _leaves(record), _checked(record)
     call, check_source = compile_check(leaves, checked, runs)
     return Program(call, key=key, source=check_source + "\n\n" + source, weights={n: static[v] for v, n in _static_names(record)})
+
+
+def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
+    return {name: tuple(map(parse_range, texts)) for name, texts in record.ranges.items()}
 
 
 def _static_names(record: Record) -> Iterator[tuple[str, str]]:
@@ -185,7 +157,7 @@ def _with_releases(lines: Sequence[str], result: str, kept: set[str]) -> list[st
 def _make_run(
     code: Any,
     record: Record,
-    one: Combination,
+    one: Mapping[str, Range],
     loaded: Mapping[tuple[int, str], LoadedPiece],
     static: Mapping[str, torch.Tensor],
     namespace: Mapping[str, Any],
@@ -193,7 +165,7 @@ def _make_run(
     space: dict[str, Any] = {**namespace, **static}
     for index, region in enumerate(record.regions):
         if region["kind"] == "piece":
-            piece = loaded[region["piece"], format_box(one.box(region["symbols"]))]
+            piece = loaded[region["piece"], format_box(box_for(region["symbols"], one))]
             space[f"piece_{index}"] = piece.bind([static[a] for a in region["arguments"] if a in static])
     exec(code, space)
     return space["run"]  # type: ignore[no-any-return]

@@ -18,13 +18,31 @@ from typing import Any
 import torch
 
 from piecework.values.digest import digest_bytes, digest_text
-from piecework.values.record import CodeObject, Fact, SourceFile
+from piecework.values.record import CodeObject, Evidence, Fact, SourceFile, decode_evidence
 
 _CONSTANT = {"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"}
 _SIZE = {"SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT", "LIST_LENGTH", "TUPLE_ITERATOR_LEN"}
 _CODE = {"CLOSURE_MATCH", "FUNCTION_MATCH"}
 _IMPORT = re.compile(r"G\['__import_(\w+?)'\]")
 _SKIPPED_PACKAGES = {"torch", "piecework"}
+
+
+def collect(guards: Iterable[Any], code: Iterable[types.CodeType]) -> tuple[Evidence, tuple[SourceFile, ...]]:
+    """Return what a trace relied on: code and facts, and the source files."""
+    functions, sources = collect_code(code)
+    return Evidence(functions, collect_facts(guards)), sources
+
+
+def why_stale(sources: Sequence[SourceFile], evidence: Callable[[], bytes], model: Any) -> str:
+    """Return the first thing that does not hold any more, or an empty string.
+
+    Without a model object its facts are not compared: source and config digests stand for them.
+    """
+    reason = changed_source(sources)
+    if reason:
+        return reason
+    kept = decode_evidence(evidence())
+    return changed_code(kept.code) or (changed_fact(kept.facts, model) if model is not None else "")
 
 
 def collect_facts(guards: Iterable[Any]) -> tuple[Fact, ...]:

@@ -15,7 +15,7 @@ import torch
 from piecework.errors import GuardError, TraceError
 from piecework.seam import dynamo
 from piecework.seam.symbols import SymbolTable, use_symbols
-from piecework.stages.arguments import LeafDims, bind_arguments, dynamic_leaves, resize, trace_sizes
+from piecework.values.arguments import LeafDims, bind_arguments, dynamic_leaves, resize, trace_sizes
 from piecework.values.declaration import Dim, Dynamic
 from piecework.values.graph import Binding, InputLeaf, ShapeGuard, SymbolSource, TracedGraph
 from piecework.values.signature import ScalarSpec, Spec, TensorSpec

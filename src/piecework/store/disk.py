@@ -237,8 +237,15 @@ class DiskStore:
             raise self._unwritable(error) from error
 
     def _publish(self, parts: tuple[str, ...], data: bytes) -> None:
-        self._entries.prepare(self._on_step)
-        publish(self.path, parts, data, self._on_step)
+        for attempt in range(3):
+            try:
+                self._entries.prepare(self._on_step)
+                publish(self.path, parts, data, self._on_step)
+            except FileNotFoundError:  # the folder was deleted under this write: make it again
+                if attempt == 2:
+                    raise
+            else:
+                return
 
     def _is_hidden(self, name: str | tuple[str, str]) -> bool:
         return self.write_only and name not in self._written

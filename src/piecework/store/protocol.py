@@ -80,7 +80,10 @@ class SharedStore(Store, Protocol):
     def single_flight(
         self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0
     ) -> AbstractContextManager[Flight]:
-        """Enter with the right to do the work called `name`, or after another process has done it."""
+        """Enter with the right to do the work called `name`, or after another process has done it.
+
+        `is_done` should look at all that the work makes: a record may outlive a blob that was damaged or deleted.
+        """
 
     def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
         """Keep a record, and all it refers to, from being evicted while the context is open."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from piecework.errors import CorruptEntry
@@ -70,6 +70,7 @@ class Record:
     sources: tuple[SourceFile, ...]
     evidence: str
     shape_guards: tuple[Mapping[str, Any], ...] = ()
+    weight_rules: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:

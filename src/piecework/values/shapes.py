@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from piecework.errors import OptionError
 
@@ -96,3 +98,56 @@ def _cut_out(item: Range, singles: set[int]) -> Iterable[Range]:
         low = size + 1
     if low <= item.high:
         yield Range(low, item.high)
+
+
+def box_for(symbols: Sequence[str], chosen: Mapping[str, Range]) -> Box:
+    """Return the box of a piece whose own symbols `s0, s1, …` stand for these program symbols."""
+    return {f"s{index}": chosen[symbol] for index, symbol in enumerate(symbols)}
+
+
+def combinations(ranges: Mapping[str, Sequence[Range]]) -> list[dict[str, Range]]:
+    """Return every choice of one range a symbol, the last symbol's changing fastest."""
+    return [dict(zip(ranges, chosen, strict=True)) for chosen in itertools.product(*ranges.values())]
+
+
+class _Region(Protocol):
+    @property
+    def piece(self) -> int: ...
+
+    @property
+    def symbols(self) -> tuple[str, ...]: ...
+
+
+def boxes_of(regions: Iterable[_Region], every: Sequence[Mapping[str, Range]]) -> dict[int, dict[str, Box]]:
+    """Return for each piece the boxes that its sites need, by their text."""
+    found: dict[int, dict[str, Box]] = {}
+    for region in regions:
+        if region.piece >= 0:
+            boxes = found.setdefault(region.piece, {})
+            for chosen in every:
+                box = box_for(region.symbols, chosen)
+                boxes.setdefault(format_box(box), box)
+    return found
+
+
+class _Symbol(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def low(self) -> int: ...
+
+    @property
+    def high(self) -> int: ...
+
+
+def symbol_ranges(symbols: Sequence[_Symbol], ranges: Sequence[Range]) -> dict[str, tuple[Range, ...]]:
+    """Give every symbol its ranges: the first the ranges asked for, each other size 1 and all above."""
+    maximum = ranges[-1].high
+    found: dict[str, tuple[Range, ...]] = {}
+    for index, symbol in enumerate(symbols):
+        high = min(symbol.high or maximum, maximum)
+        cuts = ranges if index == 0 else (Range(1, 1), *([Range(2, maximum)] if maximum > 1 else []))
+        clipped = [Range(max(cut.low, symbol.low), min(cut.high, high)) for cut in cuts if cut.low <= high and cut.high >= symbol.low]
+        found[symbol.name] = tuple(clipped)
+    return found

@@ -1,0 +1,38 @@
+"""Piecework: trace a PyTorch model once, cut it at its opaque operators, compile each distinct piece, capture, replay.
+
+The public names are resolved when first used, so that `import piecework` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PLACES = {
+    "compile": "piecework.api",
+    "load": "piecework.api",
+    "Program": "piecework.runtime.program",
+    "CompileOptions": "piecework.options",
+    "DiskStore": "piecework.store.disk",
+    "MemoryStore": "piecework.store.memory",
+    "compilable": "piecework.values.declaration",
+    "split_op": "piecework.values.declaration",
+    "Dim": "piecework.values.declaration",
+    "errors": "piecework.errors",
+    "events": "piecework.events",
+}
+
+__all__ = list(_PLACES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module `piecework` has no attribute `{name}`")
+    module = importlib.import_module(place)
+    return module if place.endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PLACES])

@@ -1,0 +1,212 @@
+"""pw.compile, pw.load: joins models, options and the pipeline, and picks the default store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piecework.compilers import select_compiler
+from piecework.compilers.eager import EagerCompiler
+from piecework.env import Environment
+from piecework.errors import OptionError
+from piecework.events import FallBack, Observer, StoreWarning
+from piecework.models.weights import load_weights
+from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
+from piecework.pipeline import Request, bind_record, compile_model
+from piecework.runtime.program import Program
+from piecework.seam.toolchain import toolchain
+from piecework.stages.find import read_program
+from piecework.store.disk import DiskStore
+from piecework.store.layout import default_folder
+from piecework.store.memory import MemoryStore
+from piecework.store.protocol import KernelStore
+from piecework.values.arguments import bind_arguments, declared_dynamic, describe_pattern, dynamic_leaves
+from piecework.values.declaration import Dynamic
+from piecework.values.key import program_factors
+from piecework.values.record import Record
+from piecework.values.shapes import Range, partition
+
+log = logging.getLogger("piecework")
+Bodies = Mapping[str, Callable[..., Any]]
+
+
+def compile(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    dynamic: Dynamic | None = None,
+    options: CompileOptions | None = None,
+    store: KernelStore | None = None,
+    observer: Observer | None = None,
+    ops: Bodies | None = None,
+) -> Program:
+    """Compile a model for the presence pattern of `example_inputs`, or find it compiled in the store.
+
+    `example_inputs` are forward's arguments as a tuple or a dictionary; `dynamic` says which dimensions vary
+    and overrides what `@compilable` declared. Without a store the platform's cache folder is used. The
+    program reads the model's own weights.
+
+    Raises TraceError, GuardError, SplitError, CompileError, OptionError, StoreError.
+    """
+    settings = (options or CompileOptions()).resolve()
+    watch = observer or report_to_log
+    if settings.mode in (NONE, STOCK):
+        return _uncompiled(model, example_inputs, settings, watch)
+    request = make_request(model, example_inputs, dynamic, settings)
+    kept = store if store is not None else default_store(watch, strict=settings.strict)
+    return compile_model(request, lambda record: _own_weights(model), ops or {}, kept, watch, model=model)
+
+
+def make_request(
+    model: torch.nn.Module,
+    example: Sequence[Any] | Mapping[str, Any],
+    dynamic: Dynamic | None,
+    settings: CompileOptions,
+    identity: Mapping[str, Any] | None = None,
+) -> Request:
+    """Return the request that compiles `model`; `identity` names it where a model folder does."""
+    rules = declared_dynamic(model, dynamic)
+    arguments = bind_arguments(model.forward, example)
+    dims = dynamic_leaves(arguments, rules)
+    device = _device_of(model, arguments)
+    tools = toolchain(device)
+    compiler = select_compiler(settings.compiler)
+    factors = program_factors(
+        identity or describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
+        {"name": compiler.name, "version": compiler.version}, tools,
+    )  # fmt: skip
+    whole = settings.mode == TRACE_ONCE
+    return Request(
+        factors=factors,
+        make_model=lambda: model,
+        example=example,
+        dynamic=rules,
+        ranges=_ranges(settings),
+        split_ops=() if whole else settings.split_ops,
+        split_ops_only=() if whole else settings.split_ops_only,
+        merge_consecutive=settings.merge_consecutive,
+        compiler=compiler,
+        fall_back=EagerCompiler(),
+        toolchain=tools,
+        budget_s=settings.compile_budget_s,
+        debug_folder=settings.debug_folder,
+    )
+
+
+def _ranges(settings: CompileOptions) -> tuple[Range, ...]:
+    cuts = partition(settings.ranges, settings.single_sizes, settings.max_num_batched_tokens)
+    return cuts if settings.size_one else tuple(cut for cut in cuts if cut != Range(1, 1))
+
+
+def load(
+    store: KernelStore,
+    *,
+    key: str | None = None,
+    model_folder: str | Path | None = None,
+    weights: str | Path | Mapping[str, torch.Tensor],
+    ops: Bodies | Sequence[Callable[..., Any]] = (),
+    observer: Observer | None = None,
+) -> Program:
+    """Bind a stored program to weights: no model object, no trace, no compiler.
+
+    `key` is a program's key, or `model_folder` names the folder whose program is wanted. `weights` are a
+    state dictionary, a `.safetensors` file, or a folder that holds some. `ops` gives bodies of opaque
+    operators by name where they are not declared in this process.
+
+    Raises ArtifactMissing, Incompatible, CorruptEntry, BindError.
+    """
+    watch = observer or report_to_log
+    if (key is None) == (model_folder is None):
+        raise OptionError("`load` takes either `key` or `model_folder`", hint="give one of the two")
+    chosen = key if key is not None else _key_of_folder(store, str(model_folder))
+    record = read_program(chosen, store)
+    return bind_record(chosen, record, read_weights(record, weights), _bodies(ops), store, watch)
+
+
+def read_weights(record: Record, source: str | Path | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Read the weights that a record asks for, by name or by rule."""
+    names = [
+        b["name"] for b in record.values.values() if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])
+    ]
+    aliases = {alias: b["name"] for b in record.values.values() for alias in b["aliases"]}
+    rules: dict[str, Any] = dict(record.weight_rules)
+    if isinstance(source, Mapping):
+        rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
+    return load_weights(source, names, rules=rules)
+
+
+def _key_of_folder(store: KernelStore, folder: str) -> str:
+    raise OptionError(f"no program of `{folder}` is looked up by folder here", hint="use `piecework generate`, or give `key`")
+
+
+def _bodies(ops: Bodies | Sequence[Callable[..., Any]]) -> Bodies:
+    if isinstance(ops, Mapping):
+        return ops
+    named = {}
+    for op in ops:
+        name = getattr(op, "_qualname", None) or getattr(op, "__piecework_name__", None)
+        if not isinstance(name, str):
+            raise OptionError(f"`ops` holds `{op!r}`, which does not say its operator's name", hint='give a dictionary {"namespace::name": body}')
+        named[name] = getattr(op, "_init_fn", op)
+    return named
+
+
+def default_store(observer: Observer, *, strict: bool = False) -> KernelStore:
+    """Return the store that the environment names: PIECEWORK_STORE, or the platform's cache folder."""
+    environment = Environment.read()
+    if environment.store == "memory":
+        return MemoryStore()
+    folder = environment.store or default_folder(environment.home, environment.xdg_cache_home)
+    return DiskStore(
+        folder, observer=observer, strict=strict or environment.strict,
+        read_only=environment.store_read_only, write_only=environment.store_write_only,
+    )  # fmt: skip
+
+
+def _uncompiled(model: torch.nn.Module, example: Any, settings: CompileOptions, observer: Observer) -> Program:
+    """Modes `none` and `stock`: the model itself, or torch's own compile of it, as a program."""
+    call: Callable[..., Any] = model if settings.mode == NONE else stock_compile(model, observer)
+    return Program(call, key=f"mode={settings.mode}", source="", weights=_own_weights(model))
+
+
+def stock_compile(model: torch.nn.Module, observer: Observer) -> Callable[..., Any]:
+    """Return plain torch.compile of the model: torch keeps its guards; each recompile is an event."""
+    from piecework.seam.stock import compile_stock
+
+    return compile_stock(model, observer)
+
+
+def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    tensors: Iterable[tuple[str, torch.Tensor]] = (
+        *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
+    )  # fmt: skip
+    return dict(tensors)
+
+
+def _device_of(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
+    first = next(iter(model.parameters()), None)
+    if first is None:
+        first = next((leaf for leaf in arguments.values() if isinstance(leaf, torch.Tensor)), None)
+    return "cpu" if first is None or first.device.type == "meta" else first.device.type
+
+
+def describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what names a model given as an object: its classes, and the specs of its tensors."""
+    tensors = [
+        f"{name} {str(t.dtype)[6:]}{list(t.shape)}{'' if t.is_contiguous() else list(t.stride())} {t.device.type}"
+        for name, t in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    ]
+    classes = [f"{path} {type(m).__module__}:{type(m).__qualname__} {m.training}" for path, m in model.named_modules()]
+    return {"class": f"{type(model).__module__}:{type(model).__qualname__}", "modules": classes, "tensors": tensors}
+
+
+def report_to_log(event: Any) -> None:
+    """Log what a user must know: slower ways taken, and trouble in the store."""
+    if isinstance(event, FallBack):
+        log.warning("%s: %s", event.what, event.reason)
+    elif isinstance(event, StoreWarning):
+        log.warning("store: `%s`: %s", event.path, event.reason)

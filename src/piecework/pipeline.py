@@ -1,0 +1,110 @@
+"""The straight line: a model goes in, a program comes out; cold and warm starts meet in `bind`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piecework.events import Observer, SplitDone, phase
+from piecework.runtime.program import Program
+from piecework.seam.operators import resolve_bodies
+from piecework.stages.bind import bind
+from piecework.stages.evidence import collect, why_stale
+from piecework.stages.find import find_record, require_modules
+from piecework.stages.load import load_artifacts
+from piecework.stages.record import read_constants
+from piecework.store.protocol import PROGRAM, KernelStore
+from piecework.values.artifact import Compiler
+from piecework.values.declaration import Dynamic
+from piecework.values.digest import digest_data
+from piecework.values.graph import OPAQUE, PIECE
+from piecework.values.key import key_of
+from piecework.values.record import Record
+from piecework.values.shapes import Range, boxes_of, combinations, symbol_ranges
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be compiled, in plain values: `make_model` is called on a cold start alone.
+
+    `factors` name the program; `maximum` bounds every size, `ranges` cut the first symbol's sizes;
+    `split_ops` and `split_ops_only` say where to cut.
+    """
+
+    factors: Mapping[str, Any]
+    make_model: Callable[[], torch.nn.Module]
+    example: Sequence[Any] | Mapping[str, Any]
+    dynamic: Dynamic
+    ranges: tuple[Range, ...]
+    split_ops: tuple[str, ...]
+    split_ops_only: tuple[str, ...] | None
+    merge_consecutive: bool
+    compiler: Compiler
+    fall_back: Compiler
+    toolchain: Mapping[str, str]
+    budget_s: float = 0.0
+    debug_folder: str = ""
+
+
+def compile_model(
+    request: Request,
+    weights: Callable[[Record], Mapping[str, torch.Tensor]],
+    bodies: Mapping[str, Callable[..., Any]],
+    store: KernelStore,
+    observer: Observer,
+    *,
+    model: torch.nn.Module | None = None,
+) -> Program:
+    """Return the program of a request: found in the store, or traced, cut and compiled into it."""
+    found = find_record(request.factors, store, observer, lambda r: why_stale(r.sources, lambda: store.read_blob(r.evidence), model))
+    key, record = found if found is not None else build(request, store, observer)
+    return bind_record(key, record, weights(record), bodies, store, observer)
+
+
+def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
+    """Trace, cut and compile a model into the store; return its record's key and the record. Nothing is run."""
+    from piecework.stages.compile import Job, compile_jobs
+    from piecework.stages.record import make_record
+    from piecework.stages.split import resolve_split_ops, split
+    from piecework.stages.trace import trace
+    from piecework.stages.unique import unique
+
+    model = request.make_model()
+    with phase(observer, "trace"):
+        traced = trace(model, request.example, request.dynamic)
+    with phase(observer, "split"):
+        cut = split(traced, resolve_split_ops(request.split_ops, request.split_ops_only), merge_consecutive=request.merge_consecutive)
+    with phase(observer, "unique"):
+        plan = unique(cut)
+    observer(SplitDone(regions=len(plan.regions), opaque=plan.count(OPAQUE), sites=plan.count(PIECE), distinct=len(plan.pieces)))
+    ranges = symbol_ranges(traced.symbols, request.ranges)
+    boxes = boxes_of(plan.regions, combinations(ranges))
+    jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
+    with phase(observer, "compile", f"{len(jobs)} artifacts"):
+        artifacts = compile_jobs(jobs, request.compiler, request.fall_back, request.toolchain, store, observer, budget_s=request.budget_s)
+    evidence = collect(traced.guards, traced.code)
+    record = make_record(traced, plan, model.forward, request.factors, ranges, artifacts, evidence, model, store)
+    key = f"{key_of(request.factors)}.{digest_data(record.as_dict())}"
+    store.write_record(PROGRAM, key, record.as_dict())
+    return key, record
+
+
+def bind_record(
+    key: str,
+    record: Record,
+    weights: Mapping[str, torch.Tensor],
+    bodies: Mapping[str, Callable[..., Any]],
+    store: KernelStore,
+    observer: Observer,
+) -> Program:
+    """Load a record's artifacts and bind them to weights and opaque bodies."""
+    require_modules(record)
+    wanted = {(n, box): artifact for n, piece in enumerate(record.pieces) for box, artifact in piece.artifacts.items()}
+    with phase(observer, "load", f"{len(set(wanted.values()))} artifacts"):
+        loaded = load_artifacts(wanted, store, observer)
+        constants = read_constants(store.read_blob(record.constants))
+    with phase(observer, "bind"):
+        return bind(record, loaded, {**constants, **weights}, resolve_bodies(record, bodies), key=key)

@@ -1,0 +1,179 @@
+"""From an artifact to a callable without a compiler: neither Inductor, Dynamo nor sympy is imported, nothing is built.
+
+Cold and warm starts load by this one path. Only kind `torch`, the loud fall-back, imports the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from piecework.errors import BindError, Incompatible, StoreError
+from piecework.seam.eager_text import prepare_text
+from piecework.seam.launch import make_launcher
+from piecework.seam.probe import missing_for
+from piecework.values.artifact import INDUCTOR, TEXT, TORCH, Artifact
+from piecework.values.digest import digest_bytes
+
+KernelPath = Callable[[str], Path]  # a kernel's digest to a file that the dynamic linker can open
+_DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+_kernels: dict[str, Callable[..., None]] = {}
+_lock = threading.Lock()
+
+
+class LoadedCode:
+    """Code of one artifact; `bind` makes the callable of one site.
+
+    `call` is the code that runs on every step, `prepare` what runs once per site on its weights. Weights and prepared
+    views are the callable's globals, so that a call passes symbols and activations alone.
+    """
+
+    def __init__(self, call: CodeType, names: Mapping[str, Any], weights: Sequence[str], prepare: Any = None) -> None:
+        self._call = call
+        self._names = dict(names)
+        self._weights = tuple(weights)
+        self._prepare = prepare
+
+    def bind(self, weights: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
+        return FunctionType(self._call, self.globals_for(weights), "piece")
+
+    def globals_for(self, weights: Sequence[Any]) -> dict[str, Any]:
+        """Return the globals of one site: functions, kernels, weights and the views prepared of them."""
+        if len(weights) != len(self._weights):
+            raise BindError(f"a piece takes {len(self._weights)} weights, `{len(weights)}` were given")
+        names = self._names | dict(zip(self._weights, weights, strict=True))
+        device = next((w.device for w in weights if w.device.type == "cuda"), None)
+        if device is not None:
+            names["device_index"] = device.index
+        if self._prepare is not None:
+            with torch.no_grad():
+                names |= self._prepare(*weights)
+        return names
+
+
+class TorchCode:
+    """A piece that torch's own `CompiledArtifact` runs: output that our loader did not know at the build."""
+
+    def __init__(self, function: Callable[..., Any], weight_count: int) -> None:
+        self._function = function
+        self._weight_count = weight_count
+
+    def bind(self, weights: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
+        if len(weights) != self._weight_count:
+            raise BindError(f"a piece takes {self._weight_count} weights, `{len(weights)}` were given")
+        function, bound = self._function, tuple(weights)
+
+        def run(*args: Any) -> tuple[Any, ...]:
+            return tuple(function(*args, *bound))
+
+        return run
+
+
+def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | TorchCode:
+    """Make an artifact runnable; `kernel_path` gives the file of a kernel by the digest of its bytes."""
+    if artifact.kind == TEXT:
+        code, names, weights = prepare_text(artifact.text)
+        return LoadedCode(code, names, weights)
+    missing = missing_for(artifact.facts.get("machine", {}))
+    if missing:
+        raise Incompatible(
+            f"the artifact was built for {missing}", hint="build it on this machine: `piecework build MODEL`"
+        )
+    if artifact.kind == INDUCTOR:
+        return _load_inductor(artifact, kernel_path)
+    if artifact.kind == TORCH:
+        return _load_torch(artifact)
+    raise Incompatible(f"artifact kind `{artifact.kind}` is unknown to this release", hint="upgrade Piecework")
+
+
+def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:
+    facts = artifact.facts
+    launches = facts.get("launches", {})
+    names: dict[str, Any] = {"torch": torch, "copy_if_misaligned": _copy_if_misaligned, "check_aligned": _check_aligned}
+    for name, data in artifact.kernels.items():
+        path = kernel_path(digest_bytes(data))
+        names[name] = make_launcher(launches[name], path) if name in launches else load_kernel(path)
+    if "cuda" in facts.get("devices", ()):
+        names["device_index"] = torch.cuda.current_device()
+    try:
+        exec(compile(artifact.text, "<piece>", "exec"), names)
+    except AttributeError as error:
+        spaces = ", ".join(facts.get("namespaces", ())) or "unknown"
+        raise BindError(
+            f"a piece calls an operator that is not registered here: `{error}`",
+            hint=f"import the module that registers the operators of `{spaces}` before loading",
+        ) from error
+    return LoadedCode(names["call"].__code__, names, facts["weights"], names.get("prepare"))
+
+
+def load_kernel(path: Path) -> Callable[..., None]:
+    """Load a compiled CPU kernel, once in a process."""
+    key = str(path)
+    with _lock:
+        if key not in _kernels:
+            _kernels[key] = _import_kernel(path, len(_kernels))
+        return _kernels[key]
+
+
+def _import_kernel(path: Path, number: int) -> Callable[..., None]:
+    # The kernel's module asks for torch's function that reads a tensor's address by this variable, at its import.
+    guards: Any = torch._C._dynamo.guards
+    os.environ[_DATA_POINTER] = str(guards._torchinductor_pyobject_tensor_data_ptr)
+    loader = importlib.machinery.ExtensionFileLoader(f"piecework_kernel_{number}.kernel", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader, origin=str(path))
+    try:
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise _kernel_error(path, error) from error
+    return module.kernel  # type: ignore[no-any-return]
+
+
+def _kernel_error(path: Path, error: ImportError) -> Exception:
+    text = str(error)
+    if "failed to map segment" in text:
+        return StoreError(
+            f"kernel `{path.name}` cannot be loaded: its folder is mounted `noexec`",
+            hint="put the store on a filesystem that allows running code: `--store DIR` or PIECEWORK_STORE=DIR",
+            facts={"path": str(path)},
+        )
+    if "libgomp" in text:
+        return Incompatible(f"kernel `{path.name}` needs the OpenMP runtime: `{text}`", hint="install libgomp1")
+    return Incompatible(
+        f"kernel `{path.name}` does not load on this machine: `{text}`",
+        hint="build it on this machine: `piecework build MODEL`",
+        facts={"path": str(path)},
+    )
+
+
+def _load_torch(artifact: Artifact) -> TorchCode:
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    function = AOTCompiledArtifact.deserialize(artifact.kernels["artifact"])
+    return TorchCode(function, len(artifact.facts["weights"]))
+
+
+def _copy_if_misaligned(tensor: Any) -> Any:
+    if tensor.data_ptr() % 16 == 0:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _check_aligned(tensor: Any) -> Any:
+    if tensor.data_ptr() % 16:
+        raise BindError(
+            "a tensor that a piece writes to begins at an address that is no multiple of 16 bytes",
+            hint="allocate caches whole, without an offset into other memory",
+        )
+    return tensor

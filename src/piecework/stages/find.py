@@ -1,0 +1,92 @@
+"""Find: the program record that a start can trust, without a trace."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from piecework.errors import ArtifactMissing, BindError, CorruptEntry
+from piecework.events import Observer, RecordHit, RecordMiss
+from piecework.store.protocol import PROGRAM, Store
+from piecework.values.declaration import registry
+from piecework.values.key import differing, key_of
+from piecework.values.record import Record, record_from
+
+
+def find_record(
+    factors: Mapping[str, Any], store: Store, observer: Observer, why_stale: Callable[[Record], str]
+) -> tuple[str, Record] | None:
+    """Return the first candidate under the factors in which nothing is stale; say why not.
+
+    `why_stale` returns the first thing that a record's trace read and that is another now, or an empty string.
+    """
+    group = key_of(factors)
+    reasons: list[str] = []
+    for key in store.list_records(PROGRAM, group):
+        try:
+            record = record_from(store.read_record(PROGRAM, key))
+            reason = _changed_split(record) or why_stale(record)
+        except (ArtifactMissing, CorruptEntry) as error:
+            reason = error.message
+        else:
+            if not reason:
+                observer(RecordHit(key=key))
+                return key, record
+        reasons.append(reason)
+    nearest = () if reasons else _nearest(factors, store)
+    observer(RecordMiss(lookup=group, reason="; ".join(reasons) or "nothing is stored under these factors", factors=nearest))
+    return None
+
+
+def _changed_split(record: Record) -> str:
+    """A record must cut at exactly those of its operators that are split points now."""
+    for name in record.operators:
+        short = name.partition(".")[0]
+        declared = registry.get(short) is not None
+        cut = any(op.partition(".")[0] == short for op in record.split_ops)
+        if declared and not cut and not record.factors["config"]["options"].get("split_ops_only"):
+            return f"operator `{short}` became a split point"
+    return ""
+
+
+def require_modules(record: Record) -> None:
+    """Raise the error that names the module of an operator which this process has not registered."""
+    for name in record.split_ops:
+        short = name.partition(".")[0]
+        module = record.operators.get(name) or next((m for n, m in record.operators.items() if n.startswith(short)), "")
+        if registry.get(short) is None and module and module not in sys.modules:
+            found = importlib.util.find_spec(module.partition(".")[0]) is not None
+            raise BindError(
+                f"operator `{short}` is not registered here; the program was traced with the one of module `{module}`",
+                hint=f"import `{module}` first" if found else f"install the package that holds `{module}`, then import it",
+                facts={"operator": short, "module": module},
+            )
+
+
+def _nearest(factors: Mapping[str, Any], store: Store) -> tuple[str, ...]:
+    """Return the factors in which the nearest other record differs."""
+    best: list[str] | None = None
+    for key in store.list_records(PROGRAM)[-50:]:
+        try:
+            other = store.read_record(PROGRAM, key)["factors"]
+        except (ArtifactMissing, CorruptEntry, KeyError):
+            continue
+        differs = differing(other, factors)
+        if best is None or len(differs) < len(best):
+            best = differs
+    return tuple(best or ())
+
+
+def read_program(key: str, store: Store) -> Record:
+    """Return the record of a program by its key."""
+    try:
+        return record_from(store.read_record(PROGRAM, key))
+    except ArtifactMissing as error:
+        known = len(store.list_records(PROGRAM))
+        raise ArtifactMissing(
+            f"no program is stored under key `{key}`",
+            hint=f"the store holds {known} program(s); `piecework store ls` lists them",
+            facts={"key": key},
+        ) from error

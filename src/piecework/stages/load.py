@@ -1,0 +1,43 @@
+"""Load: artifacts from the store become code, by one loader on cold and warm starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from piecework.errors import CorruptEntry
+from piecework.events import ArtifactLoaded, Observer
+from piecework.seam.loader import load
+from piecework.store.protocol import ARTIFACT, KernelStore
+from piecework.values.artifact import Artifact, LoadedPiece
+
+
+def load_artifacts(
+    wanted: Mapping[tuple[int, str], str], store: KernelStore, observer: Observer
+) -> dict[tuple[int, str], LoadedPiece]:
+    """Load the artifact of every (piece, box); one that stands for several is loaded once."""
+    by_key: dict[str, LoadedPiece] = {}
+    loaded: dict[tuple[int, str], LoadedPiece] = {}
+    for (number, box), key in wanted.items():
+        if key not in by_key:
+            by_key[key] = _load(key, number, box, store, observer)
+        loaded[number, box] = by_key[key]
+    return loaded
+
+
+def _load(key: str, number: int, box: str, store: KernelStore, observer: Observer) -> LoadedPiece:
+    record = store.read_record(ARTIFACT, key)
+    try:
+        kind, text, kernels = record["kind"], store.read_blob(record["text"]).decode(), dict(record["kernels"])
+        guards, facts, size_bytes = tuple(record["guards"]), dict(record["facts"]), int(record["size_bytes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptEntry(f"artifact `{key[:12]}` does not hold what its format says: {error}") from error
+    artifact = Artifact(kind, text, {name: store.read_blob(digest) for name, digest in kernels.items()}, guards, facts)
+    loaded: LoadedPiece = load(artifact, kernel_path=store.kernel_path)
+    observer(ArtifactLoaded(piece=f"piece {number}", range=box, key=key, size_bytes=size_bytes))
+    return loaded
+
+
+def is_loadable(record: Any) -> bool:
+    """Tell whether an artifact record names everything that loading needs."""
+    return isinstance(record, Mapping) and {"kind", "text", "kernels", "guards", "facts", "size_bytes"} <= set(record)

@@ -1,0 +1,127 @@
+"""Record: traced graph, plan and artifact keys become the manifest that a warm start reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from piecework.seam.kinds import mutated_arguments
+from piecework.seam.names import module_of_operator
+from piecework.store.protocol import Store
+from piecework.values.declaration import registry
+from piecework.values.graph import Plan, TracedGraph
+from piecework.values.record import Evidence, PieceRecord, Record, SourceFile
+from piecework.values.shapes import Range
+
+
+def make_record(
+    traced: TracedGraph,
+    plan: Plan,
+    forward: Callable[..., Any],
+    factors: Mapping[str, Any],
+    ranges: Mapping[str, Sequence[Range]],
+    artifacts: Mapping[tuple[int, str], str],
+    evidence: tuple[Evidence, tuple[SourceFile, ...]],
+    model: torch.nn.Module,
+    store: Store,
+) -> Record:
+    """Write the blobs that a record refers to, and return the record."""
+    pieces = tuple(
+        PieceRecord(store.write_blob(text.encode()), {box: key for (n, box), key in artifacts.items() if n == number})
+        for number, text in enumerate(plan.pieces)
+    )
+    return Record(
+        factors=factors,
+        parameters=_parameters(forward),
+        arguments=traced.arguments,
+        inputs=_inputs(traced),
+        symbols=tuple({"name": s.name, "kind": s.kind, "places": [list(p) for p in s.places]} for s in traced.symbols),
+        ranges={name: tuple(map(str, cuts)) for name, cuts in ranges.items()},
+        values={name: _binding(binding) for name, binding in plan.values.items()},
+        regions=tuple(_region(region) for region in plan.regions),
+        result=plan.result,
+        pieces=pieces,
+        split_ops=plan.split_ops,
+        operators={name: _module_of(name) for name in plan.operators},
+        constants=store.write_blob(save(_constants(traced, model))),
+        sources=evidence[1],
+        evidence=store.write_blob(evidence[0].encode()),
+        shape_guards=tuple({"expression": g.expression, "line": g.line} for g in traced.shape_guards),
+    )
+
+
+def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """Return forward's named parameters with those defaults that are plain data."""
+    found = []
+    for name, parameter in inspect.signature(forward).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        default = parameter.default
+        found.append((name, default if isinstance(default, int | float | str | bool) else None))
+    return tuple(found)
+
+
+def _inputs(traced: TracedGraph) -> tuple[dict[str, Any], ...]:
+    written = {
+        traced.bindings[argument.name].name
+        for node in traced.graph.nodes
+        for argument in mutated_arguments(node)
+        if argument.op == "placeholder"
+    }
+    return tuple(
+        {
+            "path": leaf.path,
+            "spec": None if leaf.spec is None else str(leaf.spec),
+            "value": leaf.value,
+            "same_as": leaf.same_as,
+            "written": leaf.path in written,
+        }
+        for leaf in traced.inputs
+    )
+
+
+def _binding(binding: Any) -> dict[str, Any]:
+    return {
+        "kind": binding.kind,
+        "name": binding.name,
+        "spec": str(binding.spec),
+        "aliases": list(binding.aliases),
+        "persistent": binding.is_persistent,
+    }
+
+
+def _region(region: Any) -> dict[str, Any]:
+    return {
+        "kind": region.kind,
+        "piece": region.piece,
+        "arguments": list(region.arguments),
+        "results": list(region.results),
+        "symbols": list(region.symbols),
+        "calls": [{"operator": c.operator, "arguments": c.arguments, "results": c.results} for c in region.calls],
+    }
+
+
+def _module_of(name: str) -> str:
+    """Return the module that must be imported before a program that calls the operator is bound."""
+    short = name.partition(".")[0]
+    declared = registry.get(short)
+    return declared.module if declared is not None else module_of_operator(short) or ""
+
+
+def _constants(traced: TracedGraph, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return what the weights' files do not hold: non-persistent buffers, and tensors met in the code."""
+    found = {name: value.detach().contiguous().clone() for name, value in traced.constants.items()}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for binding in traced.bindings.values():
+        if binding.kind == "buffer" and not binding.is_persistent:
+            found[binding.name] = buffers[binding.name].detach().contiguous().clone()
+    return found
+
+
+def read_constants(data: bytes) -> dict[str, torch.Tensor]:
+    """Read the tensors that a record carries itself."""
+    return dict(load(data)) if data else {}
