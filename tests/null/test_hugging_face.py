@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCABULARY, WINDOW, tiny_config, tiny_folder, tiny_model
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -20,6 +19,7 @@ from piecework.models.hugging_face import LoadedModel, load_model, resolve_dtype
 from piecework.models.skeleton import build_skeleton, find_sites
 from piecework.models.weights import load_weights
 from piecework.ops import PagedCache, Step, step_context
+from tiny_models import ARCHITECTURES, VOCABULARY, WINDOW, tiny_config, tiny_folder, tiny_model
 
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 PAGE = 8

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny_folder, tiny_model
 
 from piecework.models.conversion import weight_rules
 from piecework.models.hugging_face import load_model
 from piecework.models.weights import open_weights
+from tiny_models import tiny_folder, tiny_model
 
 
 def rewrite(folder: Path, change: object) -> None:
