@@ -1,15 +1,12 @@
-"""Ways to damage a store, each chosen by a seeded random generator; and who may read afterwards."""
+"""Ways to damage a store, each chosen by a seeded random generator."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import socket
 import stat
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,33 +168,6 @@ def find_victims(root: Path) -> list[Path]:
 
 def _is_small(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20
-
-
-def run_as(user: int, work: Callable[[], Any]) -> Any:
-    """Run `work` in a child that is another user, and return what it returned as JSON; raise what it raised."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setgid(user)
-                os.setuid(user)
-            os.write(write_end, json.dumps({"value": work()}).encode())
-            code = 0
-        except BaseException:  # noqa: BLE001
-            os.write(write_end, json.dumps({"error": traceback.format_exc()[-3000:]}).encode())
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as file:
-        answer = json.loads(file.read() or b'{"error": "the child died"}')
-    os.waitpid(child, 0)
-    if "error" in answer:
-        raise AssertionError(answer["error"])
-    return answer["value"]
 
 
 def give_to(user: int, root: Path) -> None:

@@ -23,9 +23,9 @@ from hostile.damage import (
     flip,
     give_to,
     open_store,
-    run_as,
     write_all,
 )
+from hostile.processes import run_as
 from piecework.errors import ArtifactMissing, CorruptEntry, StoreError
 from piecework.events import Recorder, StoreWarning
 from piecework.store.disk import DiskStore
@@ -272,8 +272,10 @@ def test_entries_that_change_while_they_are_read(template: Path, scratch: Path, 
     thread = threading.Thread(target=damage)
     thread.start()
     try:
-        served = 0
-        for _ in range(count):
+        served = turns = 0
+        while turns < count or not served:
+            turns += 1
+            assert turns < 100 * count
             store = DiskStore(root)
             try:
                 assert store.read_blob(path.name) == whole
