@@ -9,8 +9,8 @@ import importlib
 from typing import Any
 
 _PLACES = {
-    "compile": "piecework.api",
-    "load": "piecework.api",
+    "compile": "piecework.api.programs",
+    "load": "piecework.api.programs",
     "Program": "piecework.runtime.program",
     "CompileOptions": "piecework.options",
     "DiskStore": "piecework.store.disk",

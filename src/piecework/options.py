@@ -31,13 +31,25 @@ class CompileOptions:
         None, keyed=True, text="eager, aot_eager, inductor, or a callable (graph module, inputs) -> callable"
     )
     max_num_batched_tokens: int = _option(8192, keyed=True, text="largest size that a program serves")
-    ranges: tuple[tuple[int, int], ...] = _option(DEFAULT_RANGES, keyed=True, text="token counts that share an artifact; clipped to the maximum")
-    single_sizes: tuple[int, ...] = _option((), keyed=True, text="sizes that get an artifact of their own, beside size 1")
-    size_one: bool = _option(True, keyed=True, text="serve size 1 by an artifact of its own; without it programs start at 2")
-    split_ops: tuple[str, ...] = _option((), keyed=True, text="operators to cut at, beside those declared with split_op")
-    split_ops_only: tuple[str, ...] | None = _option(None, keyed=True, text="the whole list of operators to cut at; empty = the whole graph")
+    ranges: tuple[tuple[int, int], ...] = _option(
+        DEFAULT_RANGES, keyed=True, text="token counts that share an artifact; clipped to the maximum"
+    )
+    single_sizes: tuple[int, ...] = _option(
+        (), keyed=True, text="sizes that get an artifact of their own, beside size 1"
+    )
+    size_one: bool = _option(
+        True, keyed=True, text="serve size 1 by an artifact of its own; without it programs start at 2"
+    )
+    split_ops: tuple[str, ...] = _option(
+        (), keyed=True, text="operators to cut at, beside those declared with split_op"
+    )
+    split_ops_only: tuple[str, ...] | None = _option(
+        None, keyed=True, text="the whole list of operators to cut at; empty = the whole graph"
+    )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
-    optimization_level: int = _option(2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given")
+    optimization_level: int = _option(
+        2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
+    )
     strict: bool = _option(False, keyed=False, text="a damaged store entry is an error instead of a miss")
     compile_budget_s: float = _option(0.0, keyed=False, text="a piece that takes longer runs eager; 0 = no limit")
     compile_threads: int = _option(1, keyed=False, text="pieces compiled at a time")
@@ -51,7 +63,10 @@ class CompileOptions:
         if self.split_ops_only is not None:
             object.__setattr__(self, "split_ops_only", _tuple("split_ops_only", self.split_ops_only, str))
             if self.split_ops:
-                raise OptionError("`split_ops` and `split_ops_only` are both given", hint="split_ops adds to what is declared, split_ops_only replaces it: give one")
+                raise OptionError(
+                    "`split_ops` and `split_ops_only` are both given",
+                    hint="split_ops adds to what is declared, split_ops_only replaces it: give one",
+                )
         if isinstance(self.compiler, str) and self.compiler not in COMPILERS:
             raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
         for name, least in (("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1)):
@@ -73,9 +88,30 @@ class CompileOptions:
 
 LEVELS: dict[int, dict[str, Any]] = {
     0: {"mode": NONE, "compiler": "eager", "capture": "none", "passes": "none", "ranges": "none", "autotune": False},
-    1: {"mode": PIECEWISE, "compiler": "inductor", "capture": "piecewise", "passes": "none", "ranges": "as given", "autotune": False},
-    2: {"mode": PIECEWISE, "compiler": "inductor", "capture": "by phase", "passes": "default", "ranges": "as given", "autotune": False},
-    3: {"mode": PIECEWISE, "compiler": "inductor", "capture": "by phase", "passes": "default", "ranges": "as given", "autotune": True},
+    1: {
+        "mode": PIECEWISE,
+        "compiler": "inductor",
+        "capture": "piecewise",
+        "passes": "none",
+        "ranges": "as given",
+        "autotune": False,
+    },
+    2: {
+        "mode": PIECEWISE,
+        "compiler": "inductor",
+        "capture": "by phase",
+        "passes": "default",
+        "ranges": "as given",
+        "autotune": False,
+    },
+    3: {
+        "mode": PIECEWISE,
+        "compiler": "inductor",
+        "capture": "by phase",
+        "passes": "default",
+        "ranges": "as given",
+        "autotune": True,
+    },
 }
 
 

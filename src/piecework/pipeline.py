@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,17 +27,24 @@ from piecework.values.shapes import Range, boxes_of, combinations, symbol_ranges
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be compiled, in plain values: `make_model` is called on a cold start alone.
+class Source:
+    """A model to trace, made on a cold start alone: its example inputs, its dynamic dimensions, and what a
+    warm start must know of it (`weight_rules`: how weights are made of files; `notes`: plain data)."""
 
-    `factors` name the program; `maximum` bounds every size, `ranges` cut the first symbol's sizes;
-    `split_ops` and `split_ops_only` say where to cut.
-    """
-
-    factors: Mapping[str, Any]
-    make_model: Callable[[], torch.nn.Module]
+    model: torch.nn.Module
     example: Sequence[Any] | Mapping[str, Any]
     dynamic: Dynamic
+    device: str = "cpu"
+    weight_rules: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be compiled, in plain values; `factors` name the program, `ranges` cut the first symbol's sizes."""
+
+    factors: Mapping[str, Any]
+    make_source: Callable[[], Source]
     ranges: tuple[Range, ...]
     split_ops: tuple[str, ...]
     split_ops_only: tuple[str, ...] | None
@@ -59,9 +66,18 @@ def compile_model(
     model: torch.nn.Module | None = None,
 ) -> Program:
     """Return the program of a request: found in the store, or traced, cut and compiled into it."""
-    found = find_record(request.factors, store, observer, lambda r: why_stale(r.sources, lambda: store.read_blob(r.evidence), model))
-    key, record = found if found is not None else build(request, store, observer)
+    key, record = find_or_build(request, store, observer, model=model)
     return bind_record(key, record, weights(record), bodies, store, observer)
+
+
+def find_or_build(
+    request: Request, store: KernelStore, observer: Observer, *, model: torch.nn.Module | None = None
+) -> tuple[str, Record]:
+    """Return the record of a request and its key: the first in the store that nothing made stale, else a new one."""
+    found = find_record(
+        request.factors, store, observer, lambda r: why_stale(r.sources, lambda: store.read_blob(r.evidence), model)
+    )
+    return found or build(request, store, observer)
 
 
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
@@ -72,21 +88,29 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
     from piecework.stages.trace import trace
     from piecework.stages.unique import unique
 
-    model = request.make_model()
+    with phase(observer, "model"):
+        source = request.make_source()
     with phase(observer, "trace"):
-        traced = trace(model, request.example, request.dynamic)
+        traced = trace(source.model, source.example, source.dynamic, device=source.device)
     with phase(observer, "split"):
-        cut = split(traced, resolve_split_ops(request.split_ops, request.split_ops_only), merge_consecutive=request.merge_consecutive)
+        wanted = resolve_split_ops(request.split_ops, request.split_ops_only)
+        cut = split(traced, wanted, merge_consecutive=request.merge_consecutive)
     with phase(observer, "unique"):
         plan = unique(cut)
-    observer(SplitDone(regions=len(plan.regions), opaque=plan.count(OPAQUE), sites=plan.count(PIECE), distinct=len(plan.pieces)))
+    observer(
+        SplitDone(
+            regions=len(plan.regions), opaque=plan.count(OPAQUE), sites=plan.count(PIECE), distinct=len(plan.pieces)
+        )
+    )
     ranges = symbol_ranges(traced.symbols, request.ranges)
     boxes = boxes_of(plan.regions, combinations(ranges))
     jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
     with phase(observer, "compile", f"{len(jobs)} artifacts"):
-        artifacts = compile_jobs(jobs, request.compiler, request.fall_back, request.toolchain, store, observer, budget_s=request.budget_s)
+        artifacts = compile_jobs(
+            jobs, request.compiler, request.fall_back, request.toolchain, store, observer, budget_s=request.budget_s
+        )
     evidence = collect(traced.guards, traced.code)
-    record = make_record(traced, plan, model.forward, request.factors, ranges, artifacts, evidence, model, store)
+    record = make_record(traced, plan, request.factors, ranges, artifacts, evidence, source, store)
     key = f"{key_of(request.factors)}.{digest_data(record.as_dict())}"
     store.write_record(PROGRAM, key, record.as_dict())
     return key, record

@@ -45,7 +45,9 @@ class Checked:
     on_cuda: bool
 
 
-def compile_check(leaves: Sequence[Leaf], checked: Checked, runs: Sequence[Callable[..., Any]]) -> tuple[Callable[..., Any], str]:
+def compile_check(
+    leaves: Sequence[Leaf], checked: Checked, runs: Sequence[Callable[..., Any]]
+) -> tuple[Callable[..., Any], str]:
     """Return the function that checks a call, picks the run of its ranges and calls it; and its source."""
     constants = {leaf.path: leaf for leaf in leaves if leaf.spec is None}
     lines = [f"def call({', '.join(_parameter(name, checked, constants) for name, _ in checked.parameters)}):"]
@@ -59,8 +61,17 @@ def compile_check(leaves: Sequence[Leaf], checked: Checked, runs: Sequence[Calla
     lines += [f"    if {_condition(tensors, leaves)}: explain({_all(leaves)})"]
     lines += _dispatch(checked)
     source = "\n".join(lines) + "\n"
-    space: dict[str, Any] = {"T": torch.Tensor, "torch": torch, "runs": runs, "grad": torch.is_grad_enabled, "no_grad": torch.no_grad}
-    space |= {f"dtype_{name}": getattr(torch, name) for name in {leaf.spec.dtype for leaf in tensors if isinstance(leaf.spec, TensorSpec)}}
+    space: dict[str, Any] = {
+        "T": torch.Tensor,
+        "torch": torch,
+        "runs": runs,
+        "grad": torch.is_grad_enabled,
+        "no_grad": torch.no_grad,
+    }
+    space |= {
+        f"dtype_{name}": getattr(torch, name)
+        for name in {leaf.spec.dtype for leaf in tensors if isinstance(leaf.spec, TensorSpec)}
+    }
     space |= {f"table_{name}": _table(ranges) for name, (_, ranges) in checked.symbols.items()}
     space["explain"] = _explainer(leaves, checked)
     space["refuse_argument"] = _refuse_argument
@@ -99,12 +110,18 @@ def _condition(tensors: Sequence[Leaf], leaves: Sequence[Leaf]) -> str:
         spec = leaf.spec
         assert isinstance(spec, TensorSpec)
         shape = f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
-        parts += [f"type({leaf.name}) is not T", f"{leaf.name}.shape != {shape}", f"{leaf.name}.dtype is not dtype_{spec.dtype}"]
+        parts += [
+            f"type({leaf.name}) is not T",
+            f"{leaf.name}.shape != {shape}",
+            f"{leaf.name}.dtype is not dtype_{spec.dtype}",
+        ]
         parts.append(f"not {leaf.name}.is_{spec.device}")
         if spec.stride is None:
             parts.append(f"not {leaf.name}.is_contiguous()")
         else:
-            parts.append(f"{leaf.name}.stride() != ({', '.join(map(str, spec.stride))}{',' if len(spec.stride) == 1 else ''})")
+            parts.append(
+                f"{leaf.name}.stride() != ({', '.join(map(str, spec.stride))}{',' if len(spec.stride) == 1 else ''})"
+            )
         if leaf.same_as:
             parts.append(f"{leaf.name} is not {next(other.name for other in leaves if other.path == leaf.same_as)}")
     distinct = [leaf for leaf in tensors if not leaf.same_as]
@@ -168,7 +185,10 @@ def _explainer(leaves: Sequence[Leaf], checked: Checked) -> Callable[[Mapping[st
             value = _reach(leaf.path, arguments)
             if leaf.spec is None:
                 if value != leaf.value:
-                    raise InputError(f"argument `{leaf.path}` is `{value!r}`, the program was traced with `{leaf.value!r}`", hint="compile another program for this value")
+                    raise InputError(
+                        f"argument `{leaf.path}` is `{value!r}`, the program was traced with `{leaf.value!r}`",
+                        hint="compile another program for this value",
+                    )
                 continue
             if not isinstance(leaf.spec, TensorSpec):
                 continue
@@ -184,20 +204,35 @@ def _reach(path: str, arguments: Mapping[str, Any]) -> Any:
     try:
         return eval(path, {"__builtins__": {}}, {root: arguments[root]})
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise InputError(f"argument `{path}` is missing", hint="give every input that the program was traced with") from error
+        raise InputError(
+            f"argument `{path}` is missing", hint="give every input that the program was traced with"
+        ) from error
 
 
 def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, int], checked: Checked) -> None:
     if value is None:
-        raise InputError(f"argument `{leaf.path}` is missing", hint="give every input that the program was traced with", facts={"argument": leaf.path})
+        raise InputError(
+            f"argument `{leaf.path}` is missing",
+            hint="give every input that the program was traced with",
+            facts={"argument": leaf.path},
+        )
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
-        raise InputError(f"argument `{leaf.path}` is a `{type(value).__name__}`, not a plain tensor", hint="convert it to torch.Tensor")
+        raise InputError(
+            f"argument `{leaf.path}` is a `{type(value).__name__}`, not a plain tensor",
+            hint="convert it to torch.Tensor",
+        )
 
     def refuse(what: str, expected: object, got: object, hint: str) -> InputError:
-        return InputError(f"argument `{leaf.path}` has {what} `{got}`, the program was traced with `{expected}`", hint=hint, facts={"argument": leaf.path, "expected": str(expected), "got": str(got)})
+        return InputError(
+            f"argument `{leaf.path}` has {what} `{got}`, the program was traced with `{expected}`",
+            hint=hint,
+            facts={"argument": leaf.path, "expected": str(expected), "got": str(got)},
+        )
 
     if str(value.dtype) != f"torch.{spec.dtype}":
-        raise refuse("dtype", spec.dtype, str(value.dtype).removeprefix("torch."), f"convert it with .to(torch.{spec.dtype})")
+        raise refuse(
+            "dtype", spec.dtype, str(value.dtype).removeprefix("torch."), f"convert it with .to(torch.{spec.dtype})"
+        )
     if value.device.type != spec.device:
         raise refuse("device", spec.device, value.device.type, f"move it to {spec.device}")
     if value.dim() != len(spec.shape):
@@ -207,7 +242,9 @@ def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, int]
         if isinstance(expected, str) and expected in checked.symbols:
             known = seen.setdefault(expected, got)
             if known != got:
-                raise refuse(f"size of dimension `{dim}` (`{expected}`)", known, got, "dimensions of one name have one size")
+                raise refuse(
+                    f"size of dimension `{dim}` (`{expected}`)", known, got, "dimensions of one name have one size"
+                )
             ranges = checked.symbols[expected][1]
             if not ranges[0].low <= got <= ranges[-1].high:
                 _out_of_range(checked)(expected, got)
@@ -216,12 +253,16 @@ def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, int]
     _check_stride(spec, value, seen, refuse)
 
 
-def _check_stride(spec: TensorSpec, value: torch.Tensor, seen: Mapping[str, int], refuse: Callable[..., InputError]) -> None:
+def _check_stride(
+    spec: TensorSpec, value: torch.Tensor, seen: Mapping[str, int], refuse: Callable[..., InputError]
+) -> None:
     if spec.stride is None:
         if not value.is_contiguous():
             raise refuse("strides", "contiguous", list(value.stride()), "call .contiguous() on it")
         return
-    wanted = tuple(size if isinstance(size, int) else eval(size, {"max": max, "min": min}, dict(seen)) for size in spec.stride)
+    wanted = tuple(
+        size if isinstance(size, int) else eval(size, {"max": max, "min": min}, dict(seen)) for size in spec.stride
+    )
     if tuple(value.stride()) != wanted:
         raise refuse("strides", list(wanted), list(value.stride()), "lay it out as at the trace")
 
@@ -229,11 +270,17 @@ def _check_stride(spec: TensorSpec, value: torch.Tensor, seen: Mapping[str, int]
 def _check_sharing(leaves: Sequence[Leaf], tensors: Mapping[str, torch.Tensor]) -> None:
     for leaf in leaves:
         if leaf.same_as and tensors[leaf.path] is not tensors[leaf.same_as]:
-            raise InputError(f"arguments `{leaf.same_as}` and `{leaf.path}` were one tensor at the trace and are two now", hint="pass the same tensor, or compile with two")
+            raise InputError(
+                f"arguments `{leaf.same_as}` and `{leaf.path}` were one tensor at the trace and are two now",
+                hint="pass the same tensor, or compile with two",
+            )
     if any(leaf.is_written for leaf in leaves):
         owner: dict[int, str] = {}
         for leaf in leaves:
             if leaf.path in tensors and not leaf.same_as:
                 other = owner.setdefault(tensors[leaf.path].data_ptr(), leaf.path)
                 if other != leaf.path:
-                    raise InputError(f"arguments `{other}` and `{leaf.path}` share memory, and the model writes to one of its inputs", hint="pass a copy")
+                    raise InputError(
+                        f"arguments `{other}` and `{leaf.path}` share memory, and the model writes to one of its inputs",
+                        hint="pass a copy",
+                    )

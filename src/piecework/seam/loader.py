@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,8 @@ def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | TorchCo
 def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:
     facts = artifact.facts
     launches = facts.get("launches", {})
-    names: dict[str, Any] = {"torch": torch, "copy_if_misaligned": _copy_if_misaligned, "check_aligned": _check_aligned}
+    names: dict[str, Any] = {"torch": torch, "math": math, "device_index": 0}
+    names |= {"copy_if_misaligned": _copy_if_misaligned, "check_aligned": _check_aligned}
     for name, data in artifact.kernels.items():
         path = kernel_path(digest_bytes(data))
         names[name] = make_launcher(launches[name], path) if name in launches else load_kernel(path)

@@ -18,7 +18,10 @@ def toolchain(device: str) -> dict[str, str]:
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
         return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
-    return factors | {"arch": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", "os": platform.system()}
+    return factors | {
+        "arch": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "os": platform.system(),
+    }
 
 
 def _release(package: str) -> str:

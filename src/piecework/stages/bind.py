@@ -42,7 +42,9 @@ def bind(
     runs = tuple(_make_run(code, record, one, loaded, static, namespace) for one in combinations(_ranges(record)))
     leaves, checked = _leaves(record), _checked(record)
     call, check_source = compile_check(leaves, checked, runs)
-    return Program(call, key=key, source=check_source + "\n\n" + source, weights={n: static[v] for v, n in _static_names(record)})
+    return Program(
+        call, key=key, source=check_source + "\n\n" + source, weights={n: static[v] for v, n in _static_names(record)}
+    )
 
 
 def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
@@ -106,7 +108,10 @@ def _plain_function(name: str) -> Body:
 
 def _run_source(record: Record, namespace: dict[str, Any]) -> str:
     """Write `run`: one line a region, then a `del` of what is not needed any more."""
-    numbers = {name: index for index, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"]))}
+    numbers = {
+        name: index
+        for index, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"]))
+    }
     lines: list[str] = []
     for index, region in enumerate(record.regions):
         lines.extend(_region_lines(index, region, numbers, record))
@@ -118,13 +123,23 @@ def _run_source(record: Record, namespace: dict[str, Any]) -> str:
     for position, leaf in enumerate(record.inputs):
         result = result.replace(f"argument:{leaf['path']}", f"a{position}")
     body = _with_releases(lines, result, set(record.values) | set(parameters))
-    return f"def run({', '.join(parameters)}):\n" + "\n".join(f"    {line}" for line in body) + f"\n    return {result}\n"
+    return (
+        f"def run({', '.join(parameters)}):\n" + "\n".join(f"    {line}" for line in body) + f"\n    return {result}\n"
+    )
 
 
 def _region_lines(index: int, region: Mapping[str, Any], numbers: Mapping[str, int], record: Record) -> list[str]:
     if region["kind"] == "piece":
-        dynamic = [a for a in region["arguments"] if record.values.get(a, {}).get("kind") not in ("weight", "buffer", "constant")]
-        target = f"{', '.join(region['results'])}{',' if len(region['results']) == 1 else ''} = " if region["results"] else ""
+        dynamic = [
+            a
+            for a in region["arguments"]
+            if record.values.get(a, {}).get("kind") not in ("weight", "buffer", "constant")
+        ]
+        target = (
+            f"{', '.join(region['results'])}{',' if len(region['results']) == 1 else ''} = "
+            if region["results"]
+            else ""
+        )
         return [f"{target}piece_{index}({', '.join(dynamic)})"]
     lines = []
     for call in region["calls"]:
@@ -176,17 +191,31 @@ def _leaves(record: Record) -> list[Leaf]:
     found = []
     for index, leaf in enumerate(record.inputs):
         spec = None if leaf["spec"] is None else parse_spec(leaf["spec"])
-        found.append(Leaf(leaf["path"], by_path.get(leaf["path"], f"a{index}"), spec, leaf["value"], leaf["same_as"], leaf["written"]))  # type: ignore[arg-type]
+        found.append(
+            Leaf(
+                leaf["path"],
+                by_path.get(leaf["path"], f"a{index}"),
+                spec,
+                leaf["value"],
+                leaf["same_as"],
+                leaf["written"],
+            )
+        )  # type: ignore[arg-type]
     return found
 
 
 def _checked(record: Record) -> Checked:
     symbols = {
-        symbol["name"]: (tuple(map(tuple, symbol["places"])), [parse_range(text) for text in record.ranges[symbol["name"]]])
+        symbol["name"]: (
+            tuple(map(tuple, symbol["places"])),
+            [parse_range(text) for text in record.ranges[symbol["name"]]],
+        )
         for symbol in record.symbols
     }
     run_names = [name for name, b in record.values.items() if b["kind"] in ("symbol", "input")]
     result = str(record.result)
     run_names += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
     devices = {str(b["spec"]).rsplit(" ", 1)[-1] for b in record.values.values() if b["spec"]}
-    return Checked(tuple(tuple(p) for p in record.parameters), record.arguments, symbols, tuple(run_names), "cuda" in devices)
+    return Checked(
+        tuple(tuple(p) for p in record.parameters), record.arguments, symbols, tuple(run_names), "cuda" in devices
+    )

@@ -49,11 +49,20 @@ def compile_jobs(
 ) -> dict[tuple[int, str], str]:
     """Return the artifact's key for every job; compile and store what is missing."""
     with compiler if isinstance(compiler, AbstractContextManager) else nullcontext():
-        return {(job.number, job.box_text): _ensure(job, compiler, fall_back, toolchain, store, observer, budget_s) for job in jobs}
+        return {
+            (job.number, job.box_text): _ensure(job, compiler, fall_back, toolchain, store, observer, budget_s)
+            for job in jobs
+        }
 
 
 def _ensure(
-    job: Job, compiler: Compiler, fall_back: Compiler, toolchain: Mapping[str, str], store: Store, observer: Observer, budget_s: float
+    job: Job,
+    compiler: Compiler,
+    fall_back: Compiler,
+    toolchain: Mapping[str, str],
+    store: Store,
+    observer: Observer,
+    budget_s: float,
 ) -> str:
     factors = artifact_factors(job.text, job.box_text, {"name": compiler.name, "version": compiler.version}, toolchain)
     key = key_of(factors)
@@ -72,7 +81,9 @@ def _ensure(
     return key
 
 
-def _compile(job: Job, compiler: Compiler, fall_back: Compiler, observer: Observer, budget_s: float) -> tuple[Artifact, str]:
+def _compile(
+    job: Job, compiler: Compiler, fall_back: Compiler, observer: Observer, budget_s: float
+) -> tuple[Artifact, str]:
     try:
         artifact = _within(budget_s, lambda: compiler.compile(job.text, job.box))
     except CompileError as error:
@@ -85,7 +96,9 @@ def _compile(job: Job, compiler: Compiler, fall_back: Compiler, observer: Observ
         return artifact, compiler.name
     observer(FallBack(what=f"{job.name} at {job.box_text} runs eager", reason=reason))
     artifact = fall_back.compile(job.text, job.box)
-    return Artifact(artifact.kind, artifact.text, artifact.kernels, artifact.guards, {**artifact.facts, "fall_back": reason}), fall_back.name
+    return Artifact(
+        artifact.kind, artifact.text, artifact.kernels, artifact.guards, {**artifact.facts, "fall_back": reason}
+    ), fall_back.name
 
 
 def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:

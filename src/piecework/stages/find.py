@@ -36,7 +36,9 @@ def find_record(
                 return key, record
         reasons.append(reason)
     nearest = () if reasons else _nearest(factors, store)
-    observer(RecordMiss(lookup=group, reason="; ".join(reasons) or "nothing is stored under these factors", factors=nearest))
+    observer(
+        RecordMiss(lookup=group, reason="; ".join(reasons) or "nothing is stored under these factors", factors=nearest)
+    )
     return None
 
 
@@ -60,7 +62,9 @@ def require_modules(record: Record) -> None:
             found = importlib.util.find_spec(module.partition(".")[0]) is not None
             raise BindError(
                 f"operator `{short}` is not registered here; the program was traced with the one of module `{module}`",
-                hint=f"import `{module}` first" if found else f"install the package that holds `{module}`, then import it",
+                hint=f"import `{module}` first"
+                if found
+                else f"install the package that holds `{module}`, then import it",
                 facts={"operator": short, "module": module},
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -18,15 +18,27 @@ from piecework.values.record import Evidence, PieceRecord, Record, SourceFile
 from piecework.values.shapes import Range
 
 
+class Source(Protocol):
+    """What the record keeps of the model that was traced."""
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+
+    @property
+    def weight_rules(self) -> Mapping[str, Any]: ...
+
+    @property
+    def notes(self) -> Mapping[str, Any]: ...
+
+
 def make_record(
     traced: TracedGraph,
     plan: Plan,
-    forward: Callable[..., Any],
     factors: Mapping[str, Any],
     ranges: Mapping[str, Sequence[Range]],
     artifacts: Mapping[tuple[int, str], str],
     evidence: tuple[Evidence, tuple[SourceFile, ...]],
-    model: torch.nn.Module,
+    source: Source,
     store: Store,
 ) -> Record:
     """Write the blobs that a record refers to, and return the record."""
@@ -36,7 +48,7 @@ def make_record(
     )
     return Record(
         factors=factors,
-        parameters=_parameters(forward),
+        parameters=_parameters(source.model.forward),
         arguments=traced.arguments,
         inputs=_inputs(traced),
         symbols=tuple({"name": s.name, "kind": s.kind, "places": [list(p) for p in s.places]} for s in traced.symbols),
@@ -47,10 +59,12 @@ def make_record(
         pieces=pieces,
         split_ops=plan.split_ops,
         operators={name: _module_of(name) for name in plan.operators},
-        constants=store.write_blob(save(_constants(traced, model))),
+        constants=store.write_blob(save(_constants(traced, source.model))),
         sources=evidence[1],
         evidence=store.write_blob(evidence[0].encode()),
         shape_guards=tuple({"expression": g.expression, "line": g.line} for g in traced.shape_guards),
+        weight_rules=dict(source.weight_rules),
+        notes=dict(source.notes),
     )
 
 

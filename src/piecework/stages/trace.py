@@ -14,6 +14,7 @@ import torch
 
 from piecework.errors import GuardError, TraceError
 from piecework.seam import dynamo
+from piecework.seam.fake import without_weights
 from piecework.seam.symbols import SymbolTable, use_symbols
 from piecework.values.arguments import LeafDims, bind_arguments, dynamic_leaves, resize, trace_sizes
 from piecework.values.declaration import Dim, Dynamic
@@ -22,20 +23,26 @@ from piecework.values.signature import ScalarSpec, Spec, TensorSpec
 from piecework.values.tree import Tree, describe, leaves
 
 
-def trace(model: torch.nn.Module, example: Sequence[Any] | Mapping[str, Any], dynamic: Dynamic) -> TracedGraph:
-    """Trace `model` to one full graph for the presence pattern of `example`."""
+def trace(
+    model: torch.nn.Module, example: Sequence[Any] | Mapping[str, Any], dynamic: Dynamic, *, device: str = "cpu"
+) -> TracedGraph:
+    """Trace `model` to one full graph for the presence pattern of `example`.
+
+    A model whose parameters are on the meta device is traced without weights, as if they were on `device`.
+    """
     given = bind_arguments(model.forward, example)
     dims = dynamic_leaves(given, dynamic)
     _check_linked(given, dims)
-    arguments = resize(given, dims, trace_sizes(dims, 0))
-    inputs = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
-    before = _attributes(model)
-    captured, result = dynamo.capture(model, (), arguments, _marks(inputs, dims))
-    _refuse_writes(model, before)
-    try:
-        return _assemble(model, captured, result, arguments, inputs, dims)
-    finally:
-        dynamo.release(captured)
+    resized = resize(given, dims, trace_sizes(dims, 0))
+    with without_weights(model, resized, device) as arguments:
+        inputs = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
+        before = _attributes(model)
+        captured, result = dynamo.capture(model, (), arguments, _marks(inputs, dims))
+        _refuse_writes(model, before)
+        try:
+            return _assemble(model, captured, result, arguments, inputs, dims)
+        finally:
+            dynamo.release(captured)
 
 
 def _assemble(

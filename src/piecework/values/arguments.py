@@ -156,5 +156,7 @@ def describe_pattern(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> 
         sizes = [f"{marks[d].name}:{marks[d].kind}" if d in marks else str(n) for d, n in enumerate(leaf.shape)]
         layout = "contiguous" if leaf.is_contiguous() else str(sorted(range(leaf.dim()), key=lambda d: leaf.stride(d)))
         shared = first.setdefault(id(leaf), path)
-        rows.append([path, str(leaf.dtype), ",".join(sizes), layout, leaf.device.type, shared if shared != path else ""])
+        rows.append(
+            [path, str(leaf.dtype), ",".join(sizes), layout, leaf.device.type, shared if shared != path else ""]
+        )
     return rows

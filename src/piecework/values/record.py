@@ -71,6 +71,7 @@ class Record:
     evidence: str
     shape_guards: tuple[Mapping[str, Any], ...] = ()
     weight_rules: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:

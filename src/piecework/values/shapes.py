@@ -148,6 +148,10 @@ def symbol_ranges(symbols: Sequence[_Symbol], ranges: Sequence[Range]) -> dict[s
     for index, symbol in enumerate(symbols):
         high = min(symbol.high or maximum, maximum)
         cuts = ranges if index == 0 else (Range(1, 1), *([Range(2, maximum)] if maximum > 1 else []))
-        clipped = [Range(max(cut.low, symbol.low), min(cut.high, high)) for cut in cuts if cut.low <= high and cut.high >= symbol.low]
+        clipped = [
+            Range(max(cut.low, symbol.low), min(cut.high, high))
+            for cut in cuts
+            if cut.low <= high and cut.high >= symbol.low
+        ]
         found[symbol.name] = tuple(clipped)
     return found

@@ -1,36 +1,33 @@
-"""pw.compile, pw.load: joins models, options and the pipeline, and picks the default store."""
+"""pw.compile and pw.load: a model given as an object, a program given by its key."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from piecework.api.identity import describe_model, newest_of_folder
+from piecework.api.stores import default_store, report_to_log
 from piecework.compilers import select_compiler
 from piecework.compilers.eager import EagerCompiler
-from piecework.env import Environment
 from piecework.errors import OptionError
-from piecework.events import FallBack, Observer, StoreWarning
+from piecework.events import Observer
 from piecework.models.weights import load_weights
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
-from piecework.pipeline import Request, bind_record, compile_model
+from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.seam.toolchain import toolchain
 from piecework.stages.find import read_program
-from piecework.store.disk import DiskStore
-from piecework.store.layout import default_folder
-from piecework.store.memory import MemoryStore
 from piecework.store.protocol import KernelStore
 from piecework.values.arguments import bind_arguments, declared_dynamic, describe_pattern, dynamic_leaves
+from piecework.values.artifact import Compiler
 from piecework.values.declaration import Dynamic
 from piecework.values.key import program_factors
 from piecework.values.record import Record
 from piecework.values.shapes import Range, partition
 
-log = logging.getLogger("piecework")
 Bodies = Mapping[str, Callable[..., Any]]
 
 
@@ -66,9 +63,8 @@ def make_request(
     example: Sequence[Any] | Mapping[str, Any],
     dynamic: Dynamic | None,
     settings: CompileOptions,
-    identity: Mapping[str, Any] | None = None,
 ) -> Request:
-    """Return the request that compiles `model`; `identity` names it where a model folder does."""
+    """Return the request that compiles a model given as an object."""
     rules = declared_dynamic(model, dynamic)
     arguments = bind_arguments(model.forward, example)
     dims = dynamic_leaves(arguments, rules)
@@ -76,15 +72,24 @@ def make_request(
     tools = toolchain(device)
     compiler = select_compiler(settings.compiler)
     factors = program_factors(
-        identity or describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
+        describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
         {"name": compiler.name, "version": compiler.version}, tools,
     )  # fmt: skip
+    return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, tools)
+
+
+def request_for(
+    factors: Mapping[str, Any],
+    make_source: Callable[[], Source],
+    settings: CompileOptions,
+    compiler: Compiler,
+    tools: Mapping[str, str],
+) -> Request:
+    """Return the request of a source under complete options."""
     whole = settings.mode == TRACE_ONCE
     return Request(
         factors=factors,
-        make_model=lambda: model,
-        example=example,
-        dynamic=rules,
+        make_source=make_source,
         ranges=_ranges(settings),
         split_ops=() if whole else settings.split_ops,
         split_ops_only=() if whole else settings.split_ops_only,
@@ -122,7 +127,7 @@ def load(
     watch = observer or report_to_log
     if (key is None) == (model_folder is None):
         raise OptionError("`load` takes either `key` or `model_folder`", hint="give one of the two")
-    chosen = key if key is not None else _key_of_folder(store, str(model_folder))
+    chosen = key if key is not None else newest_of_folder(str(model_folder), store)
     record = read_program(chosen, store)
     return bind_record(chosen, record, read_weights(record, weights), _bodies(ops), store, watch)
 
@@ -130,17 +135,15 @@ def load(
 def read_weights(record: Record, source: str | Path | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Read the weights that a record asks for, by name or by rule."""
     names = [
-        b["name"] for b in record.values.values() if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])
+        b["name"]
+        for b in record.values.values()
+        if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])
     ]
     aliases = {alias: b["name"] for b in record.values.values() for alias in b["aliases"]}
     rules: dict[str, Any] = dict(record.weight_rules)
     if isinstance(source, Mapping):
         rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
     return load_weights(source, names, rules=rules)
-
-
-def _key_of_folder(store: KernelStore, folder: str) -> str:
-    raise OptionError(f"no program of `{folder}` is looked up by folder here", hint="use `piecework generate`, or give `key`")
 
 
 def _bodies(ops: Bodies | Sequence[Callable[..., Any]]) -> Bodies:
@@ -150,21 +153,12 @@ def _bodies(ops: Bodies | Sequence[Callable[..., Any]]) -> Bodies:
     for op in ops:
         name = getattr(op, "_qualname", None) or getattr(op, "__piecework_name__", None)
         if not isinstance(name, str):
-            raise OptionError(f"`ops` holds `{op!r}`, which does not say its operator's name", hint='give a dictionary {"namespace::name": body}')
+            raise OptionError(
+                f"`ops` holds `{op!r}`, which does not say its operator's name",
+                hint='give a dictionary {"namespace::name": body}',
+            )
         named[name] = getattr(op, "_init_fn", op)
     return named
-
-
-def default_store(observer: Observer, *, strict: bool = False) -> KernelStore:
-    """Return the store that the environment names: PIECEWORK_STORE, or the platform's cache folder."""
-    environment = Environment.read()
-    if environment.store == "memory":
-        return MemoryStore()
-    folder = environment.store or default_folder(environment.home, environment.xdg_cache_home)
-    return DiskStore(
-        folder, observer=observer, strict=strict or environment.strict,
-        read_only=environment.store_read_only, write_only=environment.store_write_only,
-    )  # fmt: skip
 
 
 def _uncompiled(model: torch.nn.Module, example: Any, settings: CompileOptions, observer: Observer) -> Program:
@@ -192,21 +186,3 @@ def _device_of(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
     if first is None:
         first = next((leaf for leaf in arguments.values() if isinstance(leaf, torch.Tensor)), None)
     return "cpu" if first is None or first.device.type == "meta" else first.device.type
-
-
-def describe_model(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what names a model given as an object: its classes, and the specs of its tensors."""
-    tensors = [
-        f"{name} {str(t.dtype)[6:]}{list(t.shape)}{'' if t.is_contiguous() else list(t.stride())} {t.device.type}"
-        for name, t in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    ]
-    classes = [f"{path} {type(m).__module__}:{type(m).__qualname__} {m.training}" for path, m in model.named_modules()]
-    return {"class": f"{type(model).__module__}:{type(model).__qualname__}", "modules": classes, "tensors": tensors}
-
-
-def report_to_log(event: Any) -> None:
-    """Log what a user must know: slower ways taken, and trouble in the store."""
-    if isinstance(event, FallBack):
-        log.warning("%s: %s", event.what, event.reason)
-    elif isinstance(event, StoreWarning):
-        log.warning("store: `%s`: %s", event.path, event.reason)
