@@ -65,7 +65,7 @@ class DiskStore:
         self.observer = observer
         self.record_uses = record_uses
         self._on_step = on_step
-        self._entries = Entries(self.path, self.trust, dict(checks or {}), observer, strict, may_move=not read_only)
+        self.entries = Entries(self.path, self.trust, dict(checks or {}), observer, strict, may_move=not read_only)
         self._memory = MemoryStore()
         self._kernels = MemoryKernels()
         # What this object wrote, and the digest of it: its own work needs no signature.
@@ -83,7 +83,7 @@ class DiskStore:
         elif self._is_hidden(digest):
             raise _missing(f"blob `{digest}`", self.path)
         else:
-            data = self._entries.read_blob(parts, digest, is_own=digest in self._written)
+            data = self.entries.read_blob(parts, digest, is_own=digest in self._written)
         self.observer(StoreRead(kind="blob", name=digest, size_bytes=len(data)))
         return data
 
@@ -94,7 +94,7 @@ class DiskStore:
                 return True
             if self._is_hidden(digest):
                 return False
-            self._entries.read_blob(parts, digest, is_own=digest in self._written)
+            self.entries.read_blob(parts, digest, is_own=digest in self._written)
         except ArtifactMissing:
             return False
         return True
@@ -105,7 +105,7 @@ class DiskStore:
             return self._memory.write_blob(data)
         parts = blob_parts(digest)
         try:
-            if not self._entries.is_same(parts, data):
+            if not self.entries.is_same(parts, data):
                 self._publish(parts, data)
                 self.observer(StoreWrite(kind="blob", name=digest, size_bytes=len(data)))
         except OSError as error:
@@ -120,7 +120,7 @@ class DiskStore:
         It is the blob itself, unless another user could change it after it was verified.
         """
         data = self.read_blob(digest)
-        if self._memory.has_blob(digest) or not self._entries.is_private:
+        if self._memory.has_blob(digest) or not self.entries.is_private:
             return self._kernels.path_of(digest, data)
         path = self.path.joinpath(*blob_parts(digest))
         check_executable(path)
@@ -134,7 +134,7 @@ class DiskStore:
             return self._memory.read_record(kind, key)
         if self._is_hidden((kind, key)):
             raise _missing(f"{kind} record `{key}`", self.path)
-        record, size = self._entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
+        record, size = self.entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
         self.observer(StoreRead(kind=kind, name=key, size_bytes=size))
         if self.record_uses and not self.read_only:
             self.note_use(kind, key)
@@ -148,7 +148,7 @@ class DiskStore:
                 return True
             if self._is_hidden((kind, key)):
                 return False
-            self._entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
+            self.entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
         except ArtifactMissing:
             return False
         return True
@@ -161,7 +161,7 @@ class DiskStore:
             return
         data = seal(RECORD_WORD, body)
         try:
-            if not self._entries.is_same(parts, data):
+            if not self.entries.is_same(parts, data):
                 remove(self.path, signature_parts(kind, key))
                 self._publish(parts, data)
                 self.observer(StoreWrite(kind=kind, name=key, size_bytes=len(data)))
@@ -174,7 +174,7 @@ class DiskStore:
 
     def list_records(self, kind: str, group: str = "") -> list[str]:
         parts, prefix = kind_parts(kind), f"{group}." if group else ""
-        self._entries.check_folder()
+        self.entries.check_folder()
         folders = [fan_out(group)] if len(group) > 1 else list_folder(self.path, parts)
         names = (name for folder in folders for name in list_folder(self.path, (*parts, folder)))
         keys = {name.removesuffix(RECORD_SUFFIX) for name in names if name.endswith(RECORD_SUFFIX)}
@@ -208,10 +208,10 @@ class DiskStore:
             flight = Flight(owned=True, exclusive=False, waited_s=0.0)
             try:
                 if not self.read_only:
-                    self._entries.check_folder()
+                    self.entries.check_folder()
                     flight = stack.enter_context(fly_once(self.path, name, is_done, timeout_s))
             except OSError as error:
-                self._entries.warn(self.path, f"`{name}` is not kept to one process ({error.strerror or error})")
+                self.entries.warn(self.path, f"`{name}` is not kept to one process ({error.strerror or error})")
             if not flight.exclusive:
                 flight = Flight(owned=not is_done(), exclusive=False, waited_s=0.0)
             yield flight
@@ -230,7 +230,7 @@ class DiskStore:
         if self.read_only:
             raise StoreUnwritable(f"store `{self.path}` was opened read-only", hint="leave out `--store-read-only`")
         try:
-            self._entries.prepare(self._on_step)
+            self.entries.prepare(self._on_step)
             publish(self.path, ("staging", "probe"), b"")
             remove(self.path, ("staging", "probe"))
         except OSError as error:
@@ -239,7 +239,7 @@ class DiskStore:
     def _publish(self, parts: tuple[str, ...], data: bytes) -> None:
         for attempt in range(3):
             try:
-                self._entries.prepare(self._on_step)
+                self.entries.prepare(self._on_step)
                 publish(self.path, parts, data, self._on_step)
             except FileNotFoundError:  # the folder was deleted under this write: make it again
                 if attempt == 2:
@@ -253,7 +253,7 @@ class DiskStore:
     def _go_on_from_memory(self, error: OSError) -> None:
         if self.strict:
             raise self._unwritable(error) from error
-        self._entries.warn(self.path, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
+        self.entries.warn(self.path, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
 
     def _unwritable(self, error: OSError) -> StoreUnwritable:
         return StoreUnwritable(

@@ -74,19 +74,29 @@ class Entries:
         self, parts: Parts, kind: str, key: str, *, own: str | None = None, quiet: bool = False
     ) -> tuple[dict[str, Any], int]:
         """Return a record, verified, trusted and checked, and its size; one whose body has the digest `own` is ours."""
+        body, status = self.read_body(parts, kind, key, own=own, quiet=quiet)
+        try:
+            record = decode_record(kind, key, body)
+            self._check(kind, record)
+        except Damaged as error:
+            self.reject(parts, str(error), status)
+        return record, status.st_size
+
+    def read_body(
+        self, parts: Parts, kind: str, key: str, *, own: str | None = None, quiet: bool = False
+    ) -> tuple[bytes, os.stat_result]:
+        """Return a record's body, verified and trusted but not read yet, and the file's status."""
         data, status = self._read(parts, MAXIMUM_RECORD_BYTES, quiet)
         try:
             body = unseal(RECORD_WORD, data)
-            if own is None or digest_bytes(body) != own:
-                signatures = self._read_signatures(kind, key) if self.trust.needs_signature else None
-                self._vouched |= self.trust.check_record(kind, key, body, signatures)
-            record = decode_record(kind, key, body)
-            self._check(kind, record)
         except NewerFormat as error:
             raise self._too_new(parts, error) from None
         except Damaged as error:
             self.reject(parts, str(error), status)
-        return record, len(data)
+        if own is None or digest_bytes(body) != own:
+            signatures = self.read_signatures(kind, key) if self.trust.needs_signature else None
+            self._vouched |= self.trust.check_record(kind, key, body, signatures)
+        return body, status
 
     def _check(self, kind: str, record: Record) -> None:
         check = self._checks.get(kind)
@@ -118,7 +128,8 @@ class Entries:
                 hint="the entry itself was not looked at; see what the system lacks",
             ) from error
 
-    def _read_signatures(self, kind: str, key: str) -> bytes | None:
+    def read_signatures(self, kind: str, key: str) -> bytes | None:
+        """Return the signatures that lie beside a record, as they are; None where there are none."""
         try:
             with open_file(self.root, signature_parts(kind, key), quiet=True) as (descriptor, status):
                 return read_all(descriptor, min(status.st_size, 1 << 20))
