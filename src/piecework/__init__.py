@@ -12,6 +12,7 @@ _PLACES = {
     "compile": "piecework.api.programs",
     "load": "piecework.api.programs",
     "Program": "piecework.runtime.program",
+    "LLM": "piecework.api.llm",
     "CompileOptions": "piecework.options",
     "DiskStore": "piecework.store.disk",
     "MemoryStore": "piecework.store.memory",

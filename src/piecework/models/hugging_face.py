@@ -18,9 +18,10 @@ from transformers import AutoConfig
 
 from piecework.errors import ModelError, OptionError
 from piecework.models.conversion import weight_rules
-from piecework.models.folder import KvSite, ModelFolder, open_folder
+from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, open_folder
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
 from piecework.models.weights import Expected, Expression, assign, load_weights, open_weights
+from piecework.values.declaration import Dim, Dynamic
 
 EXAMPLE_TOKENS = 24
 EXAMPLE_ROWS = 3
@@ -39,7 +40,7 @@ class LoadedModel:
     folder: ModelFolder
     dtype: torch.dtype
     example_inputs: dict[str, Any]
-    dynamic: dict[str, dict[int, str]]
+    dynamic: Dynamic
     sites: tuple[KvSite, ...]
     rules: Mapping[str, Expression]
     expected: Mapping[str, Expected]
@@ -107,10 +108,10 @@ def example_inputs(device: str | torch.device, *, keeps_rows: bool) -> dict[str,
     return inputs
 
 
-def dynamic_dims(*, keeps_rows: bool) -> dict[str, dict[int, str]]:
+def dynamic_dims(*, keeps_rows: bool) -> Dynamic:
     """Name the dims of those inputs that vary from call to call."""
-    dims = {"input_ids": {1: "tokens"}, "position_ids": {1: "tokens"}}
-    return {**dims, "logits_to_keep": {0: "rows"}} if keeps_rows else dims
+    dims: dict[str, Any] = {"input_ids": {1: "tokens"}, "position_ids": {1: "tokens"}}
+    return {**dims, "logits_to_keep": {0: Dim("rows", low=MIN_ROWS)}} if keeps_rows else dims
 
 
 def resolve_dtype(dtype: torch.dtype | str, config: Mapping[str, Any]) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from piecework.errors import StepError
-from piecework.ops.library import register
+from piecework.ops.library import register_opaque
 from piecework.ops.reference import AttentionRule
 from piecework.ops.step import current_step
 
@@ -63,9 +63,11 @@ def _fake(
     return None
 
 
-register(
+register_opaque(
     "attention(Tensor query, Tensor token, Tensor(a!) out, float scaling, int sliding_window, float softcap, "
     "Tensor? sinks, str site) -> ()",
     attention,
     _fake,
+    capture="uniform_decode",
+    reads="kv_cache",
 )

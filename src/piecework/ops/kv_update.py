@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from piecework.errors import StepError
-from piecework.ops.library import register
+from piecework.ops.library import register_opaque
 from piecework.ops.step import current_step
 
 NAME = "piecework::kv_update"
@@ -51,4 +51,10 @@ def _fake(key: Tensor, value: Tensor, site: str) -> Tensor:
     return key.new_empty(0)
 
 
-register("kv_update(Tensor key, Tensor value, str site) -> Tensor", kv_update, _fake)
+register_opaque(
+    "kv_update(Tensor key, Tensor value, str site) -> Tensor",
+    kv_update,
+    _fake,
+    capture="always",
+    writes="kv_cache",
+)

@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
+from piecework.values.declaration import split_op
+
 LIBRARY = torch.library.Library("piecework", "FRAGMENT")
+
+
+def register_opaque(
+    schema: str, body: Callable[..., Any], fake: Callable[..., Any], *, capture: str, writes: str = "", reads: str = ""
+) -> str:
+    """Register an operator that graphs are cut at, and say which hidden state it writes or reads."""
+    name = register(schema, body, fake)
+    split_op(name, capture=capture, writes=writes, reads=reads)(body)
+    return name
 
 
 def register(schema: str, body: Callable[..., Any], fake: Callable[..., Any]) -> str:

@@ -1,0 +1,182 @@
+"""Model folders: build a store for one, open one as a program. A warm start imports no model library and traces nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import piecework.ops
+from piecework.api.identity import describe_folder
+from piecework.api.programs import read_weights, request_for
+from piecework.api.stores import default_store, report_to_log
+from piecework.compilers import select_compiler
+from piecework.errors import ModelError, OptionError
+from piecework.events import Observer, phase
+from piecework.models.folder import KvSite, ModelFolder, open_folder
+from piecework.options import NONE, STOCK, CompileOptions
+from piecework.pipeline import Request, Source, bind_record, find_or_build
+from piecework.runtime.program import Program
+from piecework.seam.toolchain import toolchain
+from piecework.store.protocol import KernelStore
+from piecework.values.key import program_factors
+from piecework.values.record import Record
+
+CONVENTION = "flat tokens 1"  # of the adapter's inputs and operators; a change here misses every record made before
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program in the store: its key, its record, and the folder it was made of."""
+
+    key: str
+    record: Record
+    folder: ModelFolder
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model ready to generate: `program` takes flat tokens, `sites` say what each layer's cache holds."""
+
+    program: Callable[..., Any]
+    folder: ModelFolder
+    sites: tuple[KvSite, ...]
+    keeps_rows: bool
+    dtype: torch.dtype
+    device: str
+    max_num_batched_tokens: int
+    record: Record | None = None
+
+    def step(self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Run one step over flat tokens.
+
+        Tensors:
+            input_ids     [1, T]     i64
+            position_ids  [1, T]     i64
+            rows          [B]        i64    which tokens' logits are wanted
+            ->            [1, B, V]  model  all T rows where the model cannot choose
+        """
+        if self.keeps_rows:
+            return self.program(input_ids=input_ids, position_ids=position_ids, logits_to_keep=rows)  # type: ignore[no-any-return]
+        return self.program(input_ids=input_ids, position_ids=position_ids)  # type: ignore[no-any-return]
+
+
+def build_folder(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    options: CompileOptions | None = None,
+    store: KernelStore | None = None,
+    observer: Observer | None = None,
+    offline: bool = False,
+) -> Built:
+    """Fill the store for a model folder; needs its configuration, not its weights, and runs nothing."""
+    settings = (options or CompileOptions()).resolve()
+    if settings.mode in (NONE, STOCK):
+        raise OptionError(f"mode `{settings.mode}` has nothing to build", hint="build in mode piecewise or trace_once")
+    watch = observer or report_to_log
+    folder = open_folder(locate(model, offline=offline))
+    kept = store if store is not None else default_store(watch, strict=settings.strict)
+    key, record = find_or_build(_request(folder, dtype, device, settings), kept, watch)
+    return Built(key, record, folder)
+
+
+def open_model(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    options: CompileOptions | None = None,
+    store: KernelStore | None = None,
+    observer: Observer | None = None,
+    offline: bool = False,
+) -> OpenModel:
+    """Open a model folder for generation: its program from the store, or built into it, bound to its weights."""
+    settings = (options or CompileOptions()).resolve()
+    watch = observer or report_to_log
+    folder = open_folder(locate(model, offline=offline))
+    if settings.mode in (NONE, STOCK):
+        return _open_uncompiled(folder, dtype, device, settings, watch)
+    kept = store if store is not None else default_store(watch, strict=settings.strict)
+    key, record = find_or_build(_request(folder, dtype, device, settings), kept, watch)
+    with phase(watch, "weights"):
+        weights = {name: tensor.to(device) for name, tensor in read_weights(record, folder.path).items()}
+    program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch)
+    return _opened(program, folder, record, device, settings)
+
+
+def _opened(program: Program, folder: ModelFolder, record: Record, device: str, settings: CompileOptions) -> OpenModel:
+    notes = record.notes
+    return OpenModel(
+        program=program,
+        folder=folder,
+        sites=tuple(KvSite(**site) for site in notes["sites"]),
+        keeps_rows=bool(notes["keeps_rows"]),
+        dtype=getattr(torch, notes["dtype"]),
+        device=device,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        record=record,
+    )
+
+
+def _request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
+    tools = toolchain(device)
+    compiler = select_compiler(settings.compiler)
+    identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
+    version = {"name": compiler.name, "version": compiler.version}
+    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools)
+    return request_for(factors, lambda: _source(folder, dtype, device), settings, compiler, tools)
+
+
+def _source(folder: ModelFolder, dtype: str, device: str) -> Source:
+    from piecework.models.hugging_face import load_model
+
+    loaded = load_model(folder.path, dtype=dtype, device=device, with_weights=False)
+    notes = {
+        "sites": [vars(site) for site in loaded.sites],
+        "keeps_rows": loaded.keeps_rows,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+    }
+    return Source(loaded.model, loaded.example_inputs, loaded.dynamic, device, loaded.rules, notes)
+
+
+def _open_uncompiled(
+    folder: ModelFolder, dtype: str, device: str, settings: CompileOptions, observer: Observer
+) -> OpenModel:
+    """Open a folder's model as it is (mode `none`), or under torch's own compile (mode `stock`)."""
+    from piecework.models.hugging_face import load_model
+
+    with phase(observer, "weights"):
+        loaded = load_model(folder.path, dtype=dtype, device=device)
+    call: Callable[..., Any] = loaded.model
+    if settings.mode == STOCK:
+        from piecework.seam.stock import compile_stock
+
+        call = compile_stock(loaded.model, observer)
+    return OpenModel(
+        call, folder, loaded.sites, loaded.keeps_rows, loaded.dtype, device, settings.max_num_batched_tokens
+    )
+
+
+def locate(model: str | Path, *, offline: bool) -> Path:
+    """Return the folder of a model: a local one, or a hub's snapshot where there is a network."""
+    path = Path(model)
+    if path.is_dir() or path.exists() or str(model).startswith((".", "/", "~")) or str(model).count("/") != 1:
+        return path.expanduser()
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelError(
+            f"there is no folder `{model}`", hint="install `piecework[hf]` to fetch a model by its hub name"
+        ) from error
+    try:
+        return Path(snapshot_download(str(model), local_files_only=offline))
+    except Exception as error:  # the hub's client raises a family of its own for every kind of absence
+        raise ModelError(
+            f"model `{model}` is neither a folder nor to be had from the hub: {type(error).__name__}",
+            hint="give the path of a folder in Hugging Face format",
+        ) from error

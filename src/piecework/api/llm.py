@@ -1,0 +1,99 @@
+"""pw.LLM: offline generation from a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from piecework.api.folder import OpenModel, open_model
+from piecework.engine.generate import Generation, generate
+from piecework.errors import ModelError
+from piecework.events import Observer
+from piecework.options import CompileOptions
+from piecework.store.protocol import KernelStore
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer: its text (empty where the folder has no tokenizer), its token ids, and how it went."""
+
+    text: str
+    token_ids: list[int]
+    prompt_ids: list[int]
+    generation: Generation
+
+
+class LLM:
+    """A model folder, opened once and asked many times.
+
+    The arguments are those of `pw.compile` and of a model folder: `dtype` and `device` of the weights, `options` of
+    the compilation, the `store` (the platform's cache folder without one), and an `observer` of events.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        options: CompileOptions | None = None,
+        store: KernelStore | None = None,
+        observer: Observer | None = None,
+        offline: bool = False,
+    ) -> None:
+        self.model: OpenModel = open_model(
+            model, dtype=dtype, device=device, options=options, store=store, observer=observer, offline=offline
+        )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's fast tokenizer, read without any model library."""
+        file = self.model.folder.tokenizer_file
+        if file is None:
+            raise ModelError(
+                f"there is no `tokenizer.json` in `{self.model.folder.path}`",
+                hint="give token ids: `--prompt-ids 1,2,3`, or a list of ints",
+            )
+        return Tokenizer.from_file(str(file))
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the token ids of a prompt; one given as ids is taken as it is."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer.encode(prompt).ids)
+        return [int(token) for token in prompt]
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        max_tokens: int = 16,
+        ignore_eos: bool = False,
+    ) -> list[Completion]:
+        """Continue each prompt greedily; a prompt is text or a list of token ids."""
+        several = prompts if not _is_one(prompts) else [prompts]
+        return [self._one(self.encode(prompt), max_tokens, ignore_eos) for prompt in several]  # type: ignore[arg-type]
+
+    def _one(self, prompt_ids: list[int], max_tokens: int, ignore_eos: bool) -> Completion:
+        model = self.model
+        generation = generate(
+            model.step,
+            prompt_ids,
+            sites=model.sites,
+            dtype=model.dtype,
+            max_tokens=max_tokens,
+            end_of_sequence=() if ignore_eos else model.folder.end_of_sequence,
+            max_num_batched_tokens=model.max_num_batched_tokens,
+            max_positions=model.folder.max_positions,
+            device=model.device,
+        )
+        ids = generation.token_ids
+        text = self.tokenizer.decode(ids) if model.folder.tokenizer_file is not None else ""
+        return Completion(text, ids, prompt_ids, generation)
+
+
+def _is_one(prompts: object) -> bool:
+    return isinstance(prompts, str) or (isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int))
