@@ -123,7 +123,7 @@ def _indent(text: str) -> str:
 
 
 class _OpaqueFunctions:
-    """The opaque regions as functions: names of values and of sites become parameters, so that like regions share one."""
+    """The opaque regions as functions: names of values and of sites become parameters, so that like regions are one."""
 
     def __init__(self, known: Collection[str]) -> None:
         self._known = known
