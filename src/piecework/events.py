@@ -178,6 +178,13 @@ class StoreWarning(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphWritten(Event):
+    """The split graph was left as Python that runs, for people to read."""
+
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recompiled(Event):
     """torch.compile recompiled in `stock` mode."""
 

@@ -83,6 +83,7 @@ def find_or_build(
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
     """Trace, cut and compile a model into the store; return its record's key and the record. Nothing is run."""
     from piecework.stages.compile import Job, compile_jobs
+    from piecework.stages.graph_text import leave_graph
     from piecework.stages.record import make_record
     from piecework.stages.split import resolve_split_ops, split
     from piecework.stages.trace import trace
@@ -113,6 +114,7 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
     record = make_record(traced, plan, request.factors, ranges, artifacts, evidence, source, store)
     key = f"{key_of(request.factors)}.{digest_data(record.as_dict())}"
     store.write_record(PROGRAM, key, record.as_dict())
+    leave_graph(key, record, plan.pieces, store, request.debug_folder, observer)
     return key, record
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import piecework as pw
 from piecework.stages.graph_text import computation_graph
+from piecework.store.notes import remove_notes
 from piecework.store.protocol import PROGRAM
 from piecework.values.record import Record, record_from
 
@@ -101,3 +103,28 @@ def test_sites_keep_their_names(compiled: Any) -> None:
     program, _, record, pieces = compiled
     text = computation_graph(program.key, record, pieces)
     assert all(text.count(f"'layers.{index}')") == 1 for index in range(LAYERS))
+
+
+def test_a_cold_start_leaves_it_beside_the_record_and_a_warm_one_nothing(tmp_path: Path) -> None:
+    model, seen = Model(2).eval(), pw.events.Recorder()
+    example, options = {"ids": torch.arange(6), "scale": torch.ones(8)}, pw.CompileOptions(compiler="eager")
+    store = pw.DiskStore(tmp_path / "store")
+    for _ in range(2):
+        program = pw.compile(
+            model, example, dynamic={"ids": {0: "tokens"}}, options=options, store=store, observer=seen
+        )
+    assert [miss.reason for miss in seen.of(pw.events.RecordMiss)] == ["nothing is stored under these factors"]
+    (written,) = seen.of(pw.events.GraphWritten)
+    record = next((tmp_path / "store").rglob(f"{program.key}.record"))
+    assert Path(written.path) == record.with_name(program.key) / "computation_graph.py"
+    assert "def computation_graph(tokens, x0, x1, weights):" in Path(written.path).read_text()
+    assert store.list_records(PROGRAM) == [program.key]
+    remove_notes(store.path, PROGRAM, program.key)
+    assert not record.with_name(program.key).exists()
+
+
+def test_a_folder_of_ones_own(tmp_path: Path) -> None:
+    options = pw.CompileOptions(compiler="eager", debug_folder=str(tmp_path / "made" / "here"))
+    example = {"ids": torch.arange(6), "scale": torch.ones(8)}
+    pw.compile(Model(1), example, dynamic={"ids": {0: "tokens"}}, options=options, store=pw.MemoryStore())
+    compile((tmp_path / "made" / "here" / "computation_graph.py").read_text(), "graph", "exec")

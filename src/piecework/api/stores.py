@@ -20,7 +20,7 @@ def default_store(observer: Observer, *, strict: bool = False) -> KernelStore:
     environment = Environment.read()
     if environment.store == "memory":
         return MemoryStore()
-    folder = environment.store or default_folder(environment.home, environment.xdg_cache_home)
+    folder = environment.store or default_folder(environment.xdg_cache_home, environment.home)
     return DiskStore(
         folder, observer=observer, strict=strict or environment.strict,
         read_only=environment.store_read_only, write_only=environment.store_write_only,

@@ -135,7 +135,12 @@ def _package_folder(package: str) -> Path | None:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin).parent if spec is not None and spec.origin and spec.origin != "built-in" else None
+    if spec is None or spec.origin == "built-in":
+        return None
+    if spec.origin:
+        return Path(spec.origin).parent
+    # A package without `__init__.py` has no file of its own; it may lie in several folders, of which this is the first.
+    return next((Path(place) for place in spec.submodule_search_locations or ()), None)
 
 
 def changed_source(sources: Sequence[SourceFile]) -> str:

@@ -9,8 +9,12 @@ import ast
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from piecework.events import GraphWritten, Observer, StoreWarning
+from piecework.store.notes import write_note
+from piecework.store.protocol import PROGRAM, Store
 from piecework.values.digest import digest_text
 from piecework.values.record import Record
 from piecework.values.tree import render
@@ -46,6 +50,26 @@ def computation_graph(key: str, record: Record, pieces: Sequence[str]) -> str:
     ]
     parts = [_head(key, record, len(pieces)), _imports(record, functions, classes), *functions, "\n".join(main)]
     return "\n\n\n".join(parts) + "\n"
+
+
+def leave_graph(
+    key: str, record: Record, pieces: Sequence[str], store: Store, folder: str, observer: Observer
+) -> Path | None:
+    """Write the split graph beside the record, or into `folder` where one is given; say where."""
+    text = computation_graph(key, record, pieces)
+    if folder:
+        path: Path | None = Path(folder, GRAPH_FILE)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder, GRAPH_FILE).write_text(text)
+        except OSError as error:
+            observer(StoreWarning(path=folder, reason=f"the split graph is not written there: {error.strerror}"))
+            return None
+    else:
+        path = write_note(store, PROGRAM, key, GRAPH_FILE, text)
+    if path is not None:
+        observer(GraphWritten(path=str(path)))
+    return path
 
 
 def _head(key: str, record: Record, distinct: int) -> str:
