@@ -65,3 +65,11 @@ def test_ties_go_the_way_the_checkpoint_allows(tmp_path: Path) -> None:
     apart = load_model(tmp_path)
     assert apart.rules == {}
     assert torch.equal(apart.model.get_parameter(embedding), apart.model.get_parameter(head) + 1)
+
+
+@pytest.mark.parametrize("architecture", ["gpt_neox", "mixtral", "qwen3_moe", "gemma"])
+def test_a_build_without_weights_knows_the_names_they_will_have(architecture: str, tmp_path: Path) -> None:
+    tiny_folder(architecture, tmp_path)
+    with_files = load_model(tmp_path, with_weights=False).rules
+    (tmp_path / "model.safetensors").unlink()
+    assert load_model(tmp_path, with_weights=False).rules == with_files

@@ -19,22 +19,21 @@ from transformers.core_model_loading import (
     WeightRenaming,
     dot_natural_key,
     rename_source_key,
+    revert_weight_conversion,
 )
 
 from piecework.errors import BindError
-from piecework.models.weights import Expression, WeightSource, sources_of
+from piecework.models.weights import Expression, WeightSource, evaluate, sources_of
 
 
 def weight_rules(model: Any, source: WeightSource | None = None) -> dict[str, Expression]:
     """Say how each of a model's weights is made of a checkpoint's, where it is not simply there under its own name.
 
-    Without a checkpoint, only ties are known.
+    Without a checkpoint, the names are those that the model library would save the model under.
     """
     ties: dict[str, str] = dict(model.all_tied_weights_keys)
-    if source is None:
-        return dict(ties)
     wanted = model.state_dict()
-    held = source.names()
+    held = source.names() if source is not None else frozenset(revert_weight_conversion(model, wanted))
     rules: dict[str, Expression] = {}
     if any(name not in held and name not in ties and ties_back(name, ties) is None for name in wanted):
         rules.update(_converted(model, wanted, held))
@@ -48,7 +47,9 @@ def ties_back(name: str, ties: dict[str, str]) -> str | None:
     return next((other for other, origin in ties.items() if origin == name), None)
 
 
-def _tie(name: str, origin: str, rules: dict[str, Expression], held: frozenset[str], source: WeightSource) -> None:
+def _tie(
+    name: str, origin: str, rules: dict[str, Expression], held: frozenset[str], source: WeightSource | None
+) -> None:
     """Tie two weights in whichever direction the checkpoint allows; keep them apart where it holds two that differ."""
     expression = rules.get(name, name if name in held else None)
     of_origin = rules.get(origin, origin if origin in held else None)
@@ -56,8 +57,8 @@ def _tie(name: str, origin: str, rules: dict[str, Expression], held: frozenset[s
         if expression is not None:
             rules[origin] = expression
         return
-    if isinstance(expression, str) and isinstance(of_origin, str) and expression != of_origin:
-        if not torch.equal(source.read(expression), source.read(of_origin)):
+    if expression is not None and expression != of_origin and source is not None:
+        if not torch.equal(evaluate(expression, source), evaluate(of_origin, source)):
             return
     rules[name] = of_origin
 

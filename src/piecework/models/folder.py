@@ -10,7 +10,6 @@ from typing import Any
 
 from piecework.errors import ModelError
 
-
 MIN_ROWS = 2
 """A step asks for the logits of at least so many rows, one twice if need be: that spares the artifacts of size 1."""
 

@@ -20,7 +20,7 @@ from piecework.errors import ModelError, OptionError
 from piecework.models.conversion import weight_rules
 from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, open_folder
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
-from piecework.models.weights import Expected, Expression, assign, load_weights, open_weights
+from piecework.models.weights import Expected, Expression, assign, has_weights, load_weights, open_weights
 from piecework.values.declaration import Dim, Dynamic
 
 EXAMPLE_TOKENS = 24
@@ -77,12 +77,10 @@ def from_config(
     skeleton = build_skeleton(config, dtype=dtype, device=device)
     sites = find_sites(skeleton)
     expected = {name: Expected(tuple(each.shape), each.dtype) for name, each in skeleton.state_dict().items()}
-    if with_weights:
-        source = open_weights(folder.path)
-        rules = weight_rules(skeleton, source)
+    source = open_weights(folder.path) if with_weights or has_weights(folder.path) else None
+    rules = weight_rules(skeleton, source)
+    if with_weights and source is not None:
         assign(skeleton, load_weights(source, expected, rules=rules, device=device))
-    else:
-        rules = weight_rules(skeleton)
     keeps_rows = "logits_to_keep" in inspect.signature(type(skeleton).forward).parameters
     return LoadedModel(
         model=LogitsModel(skeleton).eval(),

@@ -86,6 +86,11 @@ class SafetensorsFiles:
         return tensor
 
 
+def has_weights(folder: Path) -> bool:
+    """Tell whether a model folder holds weights at all."""
+    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
+
+
 def open_weights(source: str | Path | Mapping[str, Tensor]) -> WeightSource:
     """Open a model folder, a safetensors file, an index file, or a state dict."""
     if isinstance(source, Mapping):
