@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
@@ -69,17 +69,32 @@ class CompileOptions:
                 )
         if isinstance(self.compiler, str) and self.compiler not in COMPILERS:
             raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
+        if not (self.compiler is None or isinstance(self.compiler, str) or callable(self.compiler)):
+            raise OptionError(f"compiler `{self.compiler!r}` is no name and no callable", hint=_near("", COMPILERS))
         for name, least in (("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {least} up")
+        for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")
+        budget = self.compile_budget_s
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
+            raise OptionError(f"`compile_budget_s` is `{budget!r}`", hint="give seconds, or 0 for no limit")
+        if not isinstance(self.debug_folder, str):
+            raise OptionError(f"`debug_folder` is `{self.debug_folder!r}`", hint="give a path as text")
         if self.optimization_level > 3:
             raise OptionError(f"optimization level `{self.optimization_level}` is unknown", hint="use 0, 1, 2 or 3")
 
     def resolve(self) -> CompileOptions:
         """Return the options with every `None` replaced from the level's table."""
         table = LEVELS[self.optimization_level]
-        return replace(self, mode=self.mode or table["mode"], compiler=self.compiler or table["compiler"])
+        ranges = self.ranges
+        if ranges == DEFAULT_RANGES and self.max_num_batched_tokens > ranges[-1][1]:
+            ranges = (*ranges[:-1], (ranges[-1][0], self.max_num_batched_tokens))
+        return replace(
+            self, mode=self.mode or table["mode"], compiler=self.compiler or table["compiler"], ranges=ranges
+        )
 
     def keyed(self) -> dict[str, Any]:
         """Return the fields that enter keys, as plain data."""
@@ -148,7 +163,8 @@ def _ranges(ranges: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
-    if isinstance(value, str) or not all(isinstance(item, kind) and not isinstance(item, bool) for item in value):
+    is_many = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    if not is_many or not all(isinstance(item, kind) and not isinstance(item, bool) for item in value):
         raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a tuple of {kind.__name__}")
     return tuple(value)
 
