@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -86,3 +87,8 @@ def append(path: Path, line: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, f"{line}\n".encode())
     os.close(descriptor)
+
+
+def refuse_locks(descriptor: int, operation: int) -> None:
+    """Be a filesystem that takes no locks."""
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import random
 import shutil
@@ -16,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hostile.processes import append, fork, kill, wait, wait_for
+from hostile.processes import append, fork, kill, refuse_locks, wait, wait_for
 from piecework.errors import ArtifactMissing
 from piecework.events import Recorder, StoreWarning
+from piecework.store.collect import collect
 from piecework.store.disk import DiskStore
 from piecework.store.flight import fly_once
 from piecework.store.lease import NAMELESS_S
@@ -55,11 +55,6 @@ def start_cold(store: DiskStore, log: Path, order: list[str]) -> None:
     for piece in PIECES:
         record = store.read_record("artifact", piece)
         assert record["piece"] == piece and store.read_blob(record["blob"]) == content_of(piece)
-
-
-def refuse_locks(descriptor: int, operation: int) -> None:
-    """Be a filesystem that takes no locks."""
-    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 class DieAt:
@@ -256,6 +251,30 @@ def test_deleting_the_folder_under_a_reader_and_a_writer(tmp_path: Path) -> None
     stop.touch()
     assert [wait(child) for child in children] == [0, 0]
     start_cold(DiskStore(root), tmp_path / "log", PIECES)
+
+
+def test_collecting_under_readers_and_writers(tmp_path: Path) -> None:
+    root, stop, log = tmp_path / "store", tmp_path / "stop", tmp_path / "log"
+
+    def work(number: int) -> None:
+        store = DiskStore(root, strict=True)
+        while not stop.exists():
+            piece = PIECES[number % len(PIECES)]
+            number += 1
+            with store.hold("artifact", piece):
+                try:
+                    record = store.read_record("artifact", piece)
+                    assert store.read_blob(record["blob"]) == content_of(piece)
+                except ArtifactMissing:
+                    compile_piece(store, piece, log)
+
+    children = [fork(lambda number=number: work(number)) for number in range(3)]
+    evicted = 0
+    while evicted < 20:
+        evicted += len(collect(DiskStore(root), max_bytes=0, grace_s=0.0).evicted)
+    stop.touch()
+    assert [wait(child) for child in children] == [0, 0, 0]
+    start_cold(DiskStore(root, strict=True), log, PIECES)
 
 
 def test_a_loaded_kernel_outlives_its_folder(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class DiskStore:
         self.observer = observer
         self.record_uses = record_uses
         self._on_step = on_step
-        self.entries = Entries(self.path, self.trust, dict(checks or {}), observer, strict, may_move=not read_only)
+        self.checks = dict(checks or {})
+        self.entries = Entries(self.path, self.trust, self.checks, observer, strict, may_move=not read_only)
         self._memory = MemoryStore()
         self._kernels = MemoryKernels()
         # What this object wrote, and the digest of it: its own work needs no signature.
@@ -73,6 +74,11 @@ class DiskStore:
 
     def __repr__(self) -> str:
         return f"DiskStore({str(self.path)!r})"
+
+    @property
+    def kept_in_memory(self) -> int:
+        """Return how many blobs and records live in this process alone: read-only, or refused by the folder."""
+        return len(self._memory)
 
     # Blobs
 

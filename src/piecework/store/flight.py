@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from piecework.store.envelope import Damaged
-from piecework.store.files import READ_FLAGS, ensure_folder, open_file, open_folder
+from piecework.store.files import READ_FLAGS, ensure_folder, open_file, open_folder, remove
 from piecework.store.layout import FLIGHTS, Parts, flight_name
 from piecework.store.lease import Lease
 from piecework.store.protocol import Flight
@@ -159,7 +159,10 @@ def hold_entry(root: Path, parts: Parts, lock: Lock = fcntl.flock) -> Hold:
         return Hold()
     try:
         lock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_evicted = os.fstat(descriptor).st_nlink == 0
     except OSError:
+        is_evicted = True
+    if is_evicted:
         os.close(descriptor)
         return Hold()
     return Hold(descriptor)
@@ -167,17 +170,26 @@ def hold_entry(root: Path, parts: Parts, lock: Lock = fcntl.flock) -> Hold:
 
 def is_held(root: Path, parts: Parts, lock: Lock = fcntl.flock) -> bool:
     """Tell whether a live process holds the entry; True as well where that cannot be found out."""
+    return not _while_unheld(root, parts, lock, lambda: True)
+
+
+def evict_entry(root: Path, parts: Parts, lock: Lock = fcntl.flock) -> bool:
+    """Unlink an entry that nobody holds, while nobody can begin to; tell whether it is gone."""
+    return _while_unheld(root, parts, lock, lambda: remove(root, parts))
+
+
+def _while_unheld(root: Path, parts: Parts, lock: Lock, act: Callable[[], bool]) -> bool:
     try:
         with open_folder(root, parts[:-1]) as folder:
             descriptor = os.open(parts[-1], READ_FLAGS, dir_fd=folder)
     except FileNotFoundError:
-        return False
-    except OSError:
         return True
+    except OSError:
+        return False
     try:
         lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return act()
     except OSError:
-        return True
+        return False
     finally:
         os.close(descriptor)
-    return False

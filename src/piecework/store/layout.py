@@ -20,8 +20,10 @@ from pathlib import Path
 from piecework.errors import OptionError, StoreError
 from piecework.values.digest import digest_text
 
+Parts = tuple[str, ...]
+
 FORMAT = 1
-MARKER = ("FORMAT",)
+MARKER: Parts = ("FORMAT",)
 BLOBS, RECORDS, SIGNATURES, USES = "blobs", "records", "signatures", "uses"
 FLIGHTS, STAGING, QUARANTINE = "flights", "staging", "quarantine"
 RECORD_SUFFIX, SIGNATURE_SUFFIX, USE_SUFFIX = ".record", ".sig", ".use"
@@ -31,8 +33,6 @@ _KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _DIGESTS_IN_TEXT = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _STRINGS_IN_TEXT = re.compile(r'"([A-Za-z0-9._-]{1,200})"')
-
-Parts = tuple[str, ...]
 
 
 def is_digest(text: str) -> bool:

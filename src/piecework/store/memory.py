@@ -35,6 +35,12 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"MemoryStore({len(self._records)} records, {len(self._blobs)} blobs)"
 
+    def __len__(self) -> int:
+        return len(self._records) + len(self._blobs)
+
+    def __bool__(self) -> bool:
+        return True
+
     def read_blob(self, digest: str) -> bytes:
         blob_parts(digest, ArtifactMissing)
         data = self._blobs.get(digest)

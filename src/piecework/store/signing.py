@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from piecework.errors import StoreError, StoreUnwritable, UntrustedArtifact
+from piecework.errors import StoreError, UntrustedArtifact
 from piecework.store.disk import DiskStore
 from piecework.store.files import list_folder, publish
 from piecework.store.keys import PublicKey, SecretKey
@@ -157,8 +157,7 @@ def _refuse(kind: str, key: str, reason: str) -> UntrustedArtifact:
 
 def sign_records(store: DiskStore, secret: SecretKey, policy: str = DEFAULT_POLICY) -> list[tuple[str, str]]:
     """Sign every record that the store's own policy lets be read, and whose blobs are whole; return what was signed."""
-    if store.read_only:
-        raise StoreUnwritable(f"store `{store.path}` was opened read-only", hint="signing writes beside the records")
+    store.check_writable()
     signed = []
     for kind in list_folder(store.path, (RECORDS,)):
         for key in store.list_records(kind):
