@@ -89,12 +89,13 @@ class Traced(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDone(Event):
-    """The graph was cut; counts of regions, opaque calls, sites and distinct pieces."""
+    """The graph was cut; counts of regions, opaque calls, sites, distinct pieces and the artifacts that they need."""
 
     regions: int
     opaque: int
     sites: int
     distinct: int
+    artifacts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

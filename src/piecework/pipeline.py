@@ -26,6 +26,15 @@ from piecework.values.record import Record
 from piecework.values.shapes import Range, boxes_of, combinations, symbol_ranges
 
 
+# Is shown each value between two stages by its name, and gives the value to go on with.
+Witness = Callable[[str, Any], Any]
+
+
+def pass_on(name: str, value: Any) -> Any:
+    """Go on with the value as it is."""
+    return value
+
+
 @dataclass(frozen=True)
 class Source:
     """A model to trace, made on a cold start alone: its example inputs, its dynamic dimensions, and what a
@@ -54,6 +63,7 @@ class Request:
     toolchain: Mapping[str, str]
     budget_s: float = 0.0
     debug_folder: str = ""
+    witness: Witness = pass_on
 
 
 def compile_model(
@@ -92,20 +102,24 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
     with phase(observer, "model"):
         source = request.make_source()
     with phase(observer, "trace"):
-        traced = trace(source.model, source.example, source.dynamic, device=source.device)
+        traced = request.witness("traced", trace(source.model, source.example, source.dynamic, device=source.device))
     with phase(observer, "split"):
         wanted = resolve_split_ops(request.split_ops, request.split_ops_only)
-        cut = split(traced, wanted, merge_consecutive=request.merge_consecutive)
+        cut = request.witness("split", split(traced, wanted, merge_consecutive=request.merge_consecutive))
     with phase(observer, "unique"):
-        plan = unique(cut)
-    observer(
-        SplitDone(
-            regions=len(plan.regions), opaque=plan.count(OPAQUE), sites=plan.count(PIECE), distinct=len(plan.pieces)
-        )
-    )
+        plan = request.witness("plan", unique(cut))
     ranges = symbol_ranges(traced.symbols, request.ranges)
     boxes = boxes_of(plan.regions, combinations(ranges))
     jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
+    observer(
+        SplitDone(
+            regions=len(plan.regions),
+            opaque=plan.count(OPAQUE),
+            sites=plan.count(PIECE),
+            distinct=len(plan.pieces),
+            artifacts=len(jobs),
+        )
+    )
     with phase(observer, "compile", f"{len(jobs)} artifacts"):
         artifacts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, observer, budget_s=request.budget_s

@@ -1,0 +1,106 @@
+"""The command `piecework`: what was typed becomes a call; whatever fails becomes a sentence, a hint and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from piecework.cli.arguments import regular
+from piecework.errors import OptionError, PieceworkError
+
+if TYPE_CHECKING:
+    from cyclopts import App
+    from cyclopts.exceptions import CycloptsError
+
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(given))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit code. No failure leaves a traceback unless `--debug` is given."""
+    from cyclopts.exceptions import CycloptsError
+
+    try:
+        result = make_app()(
+            regular(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+        )
+        return result if isinstance(result, int) else 0
+    except PieceworkError as error:
+        return _fail(arguments, error, type(error).__name__, error.message, error.hint, error.facts, error.exit_code)
+    except CycloptsError as error:
+        message, hint = _explain_usage(error)
+        return _fail(arguments, error, "OptionError", message, hint, {}, USAGE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILURE
+    except Exception as error:  # noqa: BLE001  the one place that stands between a bug and a user
+        message = f"{type(error).__name__}: {error}"
+        return _fail(arguments, error, type(error).__name__, message, "`--debug` shows where it happened", {}, FAILURE)
+
+
+def make_app() -> App:
+    """Return the parser of all commands; importing them loads neither torch nor any model library."""
+    from cyclopts import App
+
+    import piecework
+    from piecework.cli import commands, doctor, store
+
+    app = App(
+        name="piecework",
+        help="Compile a model piece by piece, keep the pieces in a store, and start from it without a compiler.",
+        version=piecework.__version__,
+        version_flags=["--version"],
+    )
+    for command in (*commands.COMMANDS, doctor.doctor):
+        app.command(command)
+    app.command(store.make_app())
+    return app
+
+
+def _fail(
+    arguments: Sequence[str], error: Exception, kind: str, message: str, hint: str, facts: dict[str, Any], code: int
+) -> int:
+    from piecework.cli.output import error_document, print_error, print_json
+
+    if _is_debugged(arguments):
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    else:
+        print_error(message, hint)
+    if "--json" in arguments:
+        print_json(error_document(kind, message, hint, facts, code))
+    return code
+
+
+def _is_debugged(arguments: Sequence[str]) -> bool:
+    from piecework.env import Environment
+
+    if "--debug" in arguments:
+        return True
+    try:
+        return Environment.read().debug
+    except OptionError:  # it is what failed, and is told anyway
+        return False
+
+
+def _explain_usage(error: CycloptsError) -> tuple[str, str]:
+    """Say what was typed wrongly, and name the nearest thing that exists."""
+    error.verbose = False
+    text = " ".join(str(error).split())
+    message, asked, rest = text.partition(" Did you mean ")
+    if asked:
+        return message, f"did you mean {rest}"
+    return message, "`--help` after the command shows what it takes"
+
+
+if __name__ == "__main__":
+    main()
