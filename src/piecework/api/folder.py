@@ -28,6 +28,14 @@ from piecework.values.record import Record
 CONVENTION = "flat tokens 1"  # of the adapter's inputs and operators; a change here misses every record made before
 
 
+Alter = Callable[[Request], Request]
+
+
+def unaltered(request: Request) -> Request:
+    """Ask for what was asked."""
+    return request
+
+
 @dataclass(frozen=True)
 class Built:
     """A program in the store: its key, its record, and the folder it was made of."""
@@ -73,15 +81,19 @@ def build_folder(
     store: KernelStore | None = None,
     observer: Observer | None = None,
     offline: bool = False,
+    alter: Alter = unaltered,
 ) -> Built:
-    """Fill the store for a model folder; needs its configuration, not its weights, and runs nothing."""
+    """Fill the store for a model folder; needs its configuration, not its weights, and runs nothing.
+
+    `alter` may change the request before it is looked up: to see each value on the way, or to replace one.
+    """
     settings = (options or CompileOptions()).resolve()
     if settings.mode in (NONE, STOCK):
         raise OptionError(f"mode `{settings.mode}` has nothing to build", hint="build in mode piecewise or trace_once")
     watch = observer or report_to_log
     folder = open_folder(locate(model, offline=offline))
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    key, record = find_or_build(_request(folder, dtype, device, settings), kept, watch)
+    key, record = find_or_build(alter(folder_request(folder, dtype, device, settings)), kept, watch)
     return Built(key, record, folder)
 
 
@@ -94,6 +106,7 @@ def open_model(
     store: KernelStore | None = None,
     observer: Observer | None = None,
     offline: bool = False,
+    alter: Alter = unaltered,
 ) -> OpenModel:
     """Open a model folder for generation: its program from the store, or built into it, bound to its weights."""
     settings = (options or CompileOptions()).resolve()
@@ -102,7 +115,7 @@ def open_model(
     if settings.mode in (NONE, STOCK):
         return _open_uncompiled(folder, dtype, device, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    key, record = find_or_build(_request(folder, dtype, device, settings), kept, watch)
+    key, record = find_or_build(alter(folder_request(folder, dtype, device, settings)), kept, watch)
     with phase(watch, "weights"):
         weights = {name: tensor.to(device) for name, tensor in read_weights(record, folder.path).items()}
     program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch)
@@ -123,7 +136,8 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
     )
 
 
-def _request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
+def folder_request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
+    """Return what is asked of the pipeline for a model folder under complete options."""
     tools = toolchain(device)
     compiler = select_compiler(settings.compiler)
     identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}

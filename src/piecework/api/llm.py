@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from piecework.api.folder import OpenModel, open_model
+from piecework.api.folder import Alter, OpenModel, open_model, unaltered
 from piecework.engine.generate import Generation, generate
 from piecework.errors import ModelError
 from piecework.events import Observer
@@ -31,7 +31,8 @@ class LLM:
     """A model folder, opened once and asked many times.
 
     The arguments are those of `pw.compile` and of a model folder: `dtype` and `device` of the weights, `options` of
-    the compilation, the `store` (the platform's cache folder without one), and an `observer` of events.
+    the compilation, the `store` (the platform's cache folder without one), an `observer` of events, and `alter`, which
+    may change what is asked of the pipeline.
     """
 
     def __init__(
@@ -44,9 +45,17 @@ class LLM:
         store: KernelStore | None = None,
         observer: Observer | None = None,
         offline: bool = False,
+        alter: Alter = unaltered,
     ) -> None:
         self.model: OpenModel = open_model(
-            model, dtype=dtype, device=device, options=options, store=store, observer=observer, offline=offline
+            model,
+            dtype=dtype,
+            device=device,
+            options=options,
+            store=store,
+            observer=observer,
+            offline=offline,
+            alter=alter,
         )
 
     @cached_property
