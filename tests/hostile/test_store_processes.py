@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-import shutil
 import signal
 import threading
 import time
@@ -15,46 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from hostile.pieces import PIECES, compile_piece, content_of, start_cold
 from hostile.processes import append, fork, kill, refuse_locks, wait, wait_for
-from piecework.errors import ArtifactMissing
 from piecework.events import Recorder, StoreWarning
-from piecework.store.collect import collect
 from piecework.store.disk import DiskStore
 from piecework.store.flight import fly_once
 from piecework.store.lease import NAMELESS_S
 from piecework.store.owner import Owner, current_owner, is_dead, parse_owner, place
 from piecework.values.digest import digest_bytes
-
-PIECES = [f"piece{index}" for index in range(5)]
-
-
-def content_of(piece: str) -> bytes:
-    """What compiling a piece gives: long enough to be written in several calls, and known from the name."""
-    return (piece.encode() + b" ") * 3000
-
-
-def compile_piece(store: DiskStore, piece: str, log: Path) -> None:
-    """Do what a compile does: note that it ran, take a while, write the blob and then the record."""
-    append(log, piece)
-    time.sleep(0.003)
-    digest = store.write_blob(content_of(piece))
-    store.write_record("artifact", piece, {"blob": digest, "piece": piece})
-
-
-def is_compiled(store: DiskStore, piece: str) -> bool:
-    """Tell whether a piece is stored with all that it refers to: a record may outlive a blob that was deleted."""
-    return store.has_record("artifact", piece) and store.has_blob(store.read_record("artifact", piece)["blob"])
-
-
-def start_cold(store: DiskStore, log: Path, order: list[str]) -> None:
-    """Compile what is not there, once among all processes, and read everything."""
-    for piece in order:
-        with store.single_flight(piece, lambda piece=piece: is_compiled(store, piece)) as flight:
-            if flight.owned:
-                compile_piece(store, piece, log)
-    for piece in PIECES:
-        record = store.read_record("artifact", piece)
-        assert record["piece"] == piece and store.read_blob(record["blob"]) == content_of(piece)
 
 
 class DieAt:
@@ -226,69 +192,6 @@ def test_random_kills_lose_nothing_and_leave_no_stuck_lock(tmp_path: Path, count
         assert store.read_blob(store.read_record("artifact", piece)["blob"]) == content_of(piece)
     start_cold(store, log, PIECES)
     assert recorder.of(StoreWarning) == []
-
-
-def test_deleting_the_folder_under_a_reader_and_a_writer(tmp_path: Path) -> None:
-    root, stop = tmp_path / "store", tmp_path / "stop"
-
-    def work() -> None:
-        store = DiskStore(root)
-        while not stop.exists():
-            digest = store.write_blob(content_of("piece0"))
-            store.write_record("artifact", "piece0", {"blob": digest, "piece": "piece0"})
-            try:
-                assert store.read_blob(store.read_record("artifact", "piece0")["blob"]) == content_of("piece0")
-            except ArtifactMissing:
-                pass
-
-    children = [fork(work) for _ in range(2)]
-    for number in range(30):
-        time.sleep(0.005)
-        if root.exists():
-            gone = tmp_path / f"gone{number}"
-            os.rename(root, gone)
-            shutil.rmtree(gone, ignore_errors=True)
-    stop.touch()
-    assert [wait(child) for child in children] == [0, 0]
-    start_cold(DiskStore(root), tmp_path / "log", PIECES)
-
-
-def test_collecting_under_readers_and_writers(tmp_path: Path) -> None:
-    root, stop, log = tmp_path / "store", tmp_path / "stop", tmp_path / "log"
-
-    def work(number: int) -> None:
-        store = DiskStore(root, strict=True)
-        while not stop.exists():
-            piece = PIECES[number % len(PIECES)]
-            number += 1
-            with store.hold("artifact", piece):
-                try:
-                    record = store.read_record("artifact", piece)
-                    assert store.read_blob(record["blob"]) == content_of(piece)
-                except ArtifactMissing:
-                    compile_piece(store, piece, log)
-
-    children = [fork(lambda number=number: work(number)) for number in range(3)]
-    evicted = 0
-    while evicted < 20:
-        evicted += len(collect(DiskStore(root), max_bytes=0, grace_s=0.0).evicted)
-    stop.touch()
-    assert [wait(child) for child in children] == [0, 0, 0]
-    start_cold(DiskStore(root, strict=True), log, PIECES)
-
-
-def test_a_loaded_kernel_outlives_its_folder(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "store")
-    maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-    library = next(Path(path) for path in maps if Path(path).name.startswith("libm."))
-    digest = store.write_blob(library.read_bytes())
-    loaded = ctypes.CDLL(str(store.kernel_path(digest)))
-    shutil.rmtree(tmp_path / "store")
-    loaded.cos.restype, loaded.cos.argtypes = ctypes.c_double, [ctypes.c_double]
-    assert loaded.cos(0.0) == 1.0
-    with pytest.raises(ArtifactMissing):
-        store.read_blob(digest)
-    assert store.read_blob(store.write_blob(b"again")) == b"again"
 
 
 def test_owners_are_told_apart_by_place_number_and_start() -> None:

@@ -159,11 +159,24 @@ def test_nothing_goes_without_a_reason(store: DiskStore) -> None:
 
 
 def test_a_use_that_was_noted_counts(store: DiskStore) -> None:
-    DiskStore(store.path, record_uses=True).read_record("program", "group.old")
+    store.note_use("program", "group.old")
+    assert [path.name for path in (store.path / "uses").rglob("*.use")] == ["group.old.use"]
     done = collect(store, max_bytes=measure(store).total_bytes - 1)
     assert done.evicted[0] == ("program", "group.middle") and store.has_record("artifact", "old-artifact0")
     collect(store, max_bytes=0)
     assert [path for path in (store.path / "uses").rglob("*") if path.is_file()] == []
+
+
+def test_a_use_is_noted_only_where_the_times_do_not_tell_it(store: DiskStore) -> None:
+    record = store.path.joinpath(*record_parts("program", "group.old"))
+    DiskStore(store.path, record_uses=True).read_record("program", "group.old")
+    is_told = time.time() - record.stat().st_atime < DAY_S  # not so under `noatime`
+    assert bool(list((store.path / "uses").rglob("*.use"))) != is_told
+    DiskStore(store.path, record_uses=True).write_record("program", "fresh", {})
+    DiskStore(store.path, record_uses=True).read_record("program", "fresh")
+    assert not list((store.path / "uses").rglob("fresh.use"))
+    done = collect(store, max_bytes=measure(store).total_bytes - 1)
+    assert done.evicted[0] == ("program", "group.middle")
 
 
 def test_records_unused_for_long_go(store: DiskStore) -> None:

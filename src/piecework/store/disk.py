@@ -7,6 +7,7 @@ puts a whole one in its place. A folder that takes no writes costs one warning, 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from piecework.errors import ArtifactMissing, StoreUnwritable
 from piecework.events import Observer, StoreRead, StoreWrite, ignore
 from piecework.store.entries import Entries
 from piecework.store.envelope import RECORD_WORD, encode_record, seal
-from piecework.store.files import Step, list_folder, no_step, publish, remove
+from piecework.store.files import Step, last_use, list_folder, no_step, publish, remove
 from piecework.store.flight import Hold, fly_once, hold_entry
 from piecework.store.kernels import MemoryKernels, check_executable
 from piecework.store.layout import (
@@ -34,14 +35,16 @@ from piecework.store.protocol import Flight, RecordCheck, never_done
 from piecework.store.trust import OwnFiles, Trust
 from piecework.values.digest import digest_bytes
 
+DAY_S = 86400.0
+
 
 class DiskStore:
     """Keep blobs and records in a folder that processes, users and releases may share.
 
     `read_only` keeps what is written in memory; `write_only` reads nothing but what this object wrote; `strict` turns
     a damaged entry and an unwritable folder into errors; `trust` says whose entries are loaded; `checks` hold what a
-    record of each kind must have; `record_uses` notes each use of a record in a file of its own (the time of last
-    access serves otherwise); `on_step` is called before every step of a write.
+    record of each kind must have; `record_uses` notes the use of a record, once a day at most, in a file of its own
+    where the filesystem keeps no times of access (`noatime`); `on_step` is called before every step of a write.
     """
 
     def __init__(
@@ -227,9 +230,10 @@ class DiskStore:
         return hold_entry(self.path, record_parts(kind, key))
 
     def note_use(self, kind: str, key: str) -> None:
-        """Note that a record was used now; where that cannot be written, nothing is."""
+        """Note that a record was used now, unless its times tell it to the day; where nothing can be written, do not."""
         with suppress(OSError):
-            publish(self.path, use_parts(kind, key), b"")
+            if time.time() - last_use(self.path, kind, key) > DAY_S:
+                publish(self.path, use_parts(kind, key), b"")
 
     def check_writable(self) -> None:
         """Raise `StoreUnwritable` unless the folder takes writes: for work whose only purpose is to fill it."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from piecework.store.envelope import Damaged
-from piecework.store.layout import QUARANTINE, STAGING, Parts
+from piecework.store.layout import QUARANTINE, STAGING, Parts, record_parts, use_parts
 from piecework.store.owner import current_owner
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -213,6 +213,14 @@ def remove(root: Path, parts: Parts) -> bool:
     except IsADirectoryError:
         return set_aside(root, parts)
     return True
+
+
+def last_use(root: Path, kind: str, key: str) -> float:
+    """Return when a record was last written, read or noted as used, whichever is latest, in seconds since 1970."""
+    record, note = os.lstat(root.joinpath(*record_parts(kind, key))), 0.0
+    with suppress(OSError):
+        note = os.lstat(root.joinpath(*use_parts(kind, key))).st_mtime
+    return max(record.st_mtime, record.st_atime, note)
 
 
 def list_folder(root: Path, parts: Parts) -> list[str]:

@@ -17,7 +17,7 @@ from piecework.events import ignore
 from piecework.store.disk import DiskStore
 from piecework.store.entries import Entries
 from piecework.store.envelope import decode_record
-from piecework.store.files import list_folder, open_folder
+from piecework.store.files import last_use, list_folder, open_folder
 from piecework.store.layout import (
     BLOBS,
     FORMAT,
@@ -30,7 +30,6 @@ from piecework.store.layout import (
     names_in,
     record_parts,
     signature_parts,
-    use_parts,
 )
 
 Name = tuple[str, str]
@@ -124,7 +123,7 @@ def list_stored(store: DiskStore, kind: str = "", blobs: Mapping[str, int] | Non
     for name in known:
         if kind and name[0] != kind:
             continue
-        with suppress(ArtifactMissing):
+        with suppress(ArtifactMissing, FileNotFoundError):  # gone meanwhile
             found.append(_describe(store, name, sizes, by_key))
     return found
 
@@ -142,16 +141,9 @@ def _describe(
         blobs={digest: sizes[digest] for digest in sorted(words & sizes.keys())},
         records=tuple(refers),
         written_s=status.st_mtime,
-        last_use_s=max(status.st_mtime, status.st_atime, _noted_use(store, name)),
+        last_use_s=last_use(store.path, *name),
         is_signed=os.path.lexists(store.path.joinpath(*signature_parts(*name))),
     )
-
-
-def _noted_use(store: DiskStore, name: Name) -> float:
-    try:
-        return os.lstat(store.path.joinpath(*use_parts(*name))).st_mtime
-    except OSError:
-        return 0.0
 
 
 def close_over(
