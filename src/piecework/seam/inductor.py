@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,12 +78,14 @@ def private_folder(parent: str | None) -> Iterator[None]:
         headers, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
         # By default precompiled headers lie in a folder of the temp folder that other users can make first.
         codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = f"{cache_dir()}/headers", f"{cache_dir()}/headers/locks"
+        codecache._precompile_header.cache_clear()
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - raised below: `fresh_cache` would keep the folder and warn
             failure = error
         finally:
             codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers, locks
+            codecache._precompile_header.cache_clear()
     if failure is not None:
         raise failure
 
@@ -165,12 +169,18 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
 
 
 def _module_of(output: Any) -> Mapping[str, Any]:
-    """Return the globals of the output code's module, kernels among them."""
-    runner = getattr(output, "compiled_fn_runner", None)
-    function: Any = output.current_callable if runner is None else type(runner).call
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function.__globals__  # type: ignore[no-any-return]
+    """Return the globals of the output code's module, kernels among them.
+
+    Found by its source among the modules that the compiler loaded: what the compiled graph calls is on some devices
+    wrapped by functions of other modules.
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in reversed(PyCodeCache.modules):
+        path = getattr(module, "__file__", "")
+        if hasattr(module, "call") and os.path.isfile(path) and output.source_code in Path(path).read_text():
+            return vars(module)
+    raise CompileError("the compiler kept no module of its output code", hint="this torch release is not supported")
 
 
 @contextlib.contextmanager
@@ -226,9 +236,16 @@ def _compile_error(error: BaseException, box: Box) -> CompileError:
         hint = "Inductor builds CPU kernels with a C++ compiler and none is found: install g++, or set CXX"
     elif any(isinstance(cause, OSError) and "failed to map segment" in str(cause) for cause in causes):
         hint = "the temporary folder is mounted `noexec`: set TMPDIR to a folder that allows running code"
-    first = (str(causes[-1]) or str(error)).strip().splitlines()
     return CompileError(
-        f"Inductor failed for range `{format_box(box)}`: `{type(causes[-1]).__name__}: {first[0] if first else ''}`",
+        f"Inductor failed for range `{format_box(box)}`: `{_reason(causes)}`",
         hint=hint,
         facts={"box": format_box(box), "error": str(error)},
     )
+
+
+def _reason(causes: list[BaseException]) -> str:
+    """Say in one line what went wrong: the compiler's own error line, else the innermost exception's."""
+    cause = next((c for c in reversed(causes) if type(c).__name__ != "CalledProcessError"), causes[0])
+    lines = str(cause).strip().splitlines() or [""]
+    line = next((text for text in lines if "error: " in text), lines[0])
+    return f"{type(cause).__name__}: {line.strip()[:300]}"
