@@ -1,4 +1,4 @@
-"""A stand-in for compiling: pieces whose artifacts are known from their names, and a start that makes what is missing."""
+"""A stand-in for compiling: pieces whose artifacts follow from their names, and a start that makes what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECES = [f"piece{index}" for index in range(5)]
 
 
 def content_of(piece: str) -> bytes:
-    """What compiling a piece gives: long enough to be written in several calls, and known from the name."""
+    """Return what compiling a piece gives, which follows from its name."""
     return (piece.encode() + b" ") * 3000
 
 

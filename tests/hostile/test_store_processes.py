@@ -132,7 +132,8 @@ def test_a_child_of_a_dead_owner_does_not_keep_its_lock(tmp_path: Path) -> None:
 
     def own() -> None:
         with store.single_flight("work"):
-            ready.write_text(str(fork(lambda: time.sleep(60))))
+            (tmp_path / "number").write_text(str(fork(lambda: time.sleep(60))))
+            (tmp_path / "number").rename(ready)
             time.sleep(60)
 
     owner = fork(own)

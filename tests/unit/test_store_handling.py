@@ -15,6 +15,7 @@ from piecework.store.disk import DiskStore
 from piecework.store.files import FILE_MODE
 from piecework.store.inventory import find_differences, find_record, list_stored, measure, show, verify
 from piecework.store.layout import record_parts
+from piecework.store.notes import write_note
 from piecework.store.owner import current_owner
 from piecework.values.digest import digest_bytes
 
@@ -151,6 +152,16 @@ def test_freed_and_left_bytes_are_what_the_folder_says(store: DiskStore) -> None
     total = measure(store).total_bytes
     done = collect(store, max_bytes=7000)
     assert done.freed_bytes + done.left_bytes == total and measure(store).total_bytes == done.left_bytes <= 7000
+
+
+def test_notes_go_with_their_record(store: DiskStore) -> None:
+    for name in ("old", "new"):
+        assert write_note(store, "program", f"group.{name}", "graph.py", "x = 1\n")
+    assert len(list_stored(store)) == 9 and verify(store) == []
+    collect(store, unused_s=15 * DAY_S)
+    store.delete_record("program", "group.new")
+    assert list(store.path.rglob("graph.py")) == []
+    assert write_note(DiskStore(store.path, read_only=True), "program", "group.new", "graph.py", "") is None
 
 
 def test_nothing_goes_without_a_reason(store: DiskStore) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from piecework.store.disk import DiskStore
-from piecework.store.files import list_folder, open_folder, remove
+from piecework.store.files import list_folder, open_folder, remove, remove_notes
 from piecework.store.flight import Lock, evict_entry, is_held
 from piecework.store.inventory import Name, StoredRecord, blob_sizes, close_over, list_entries, list_stored
 from piecework.store.layout import (
@@ -78,6 +78,7 @@ def collect(
             if not (too_old or too_much) or name in held:
                 continue
             if evict_entry(store.path, record_parts(*name), lock):
+                remove_notes(store.path, *name)
                 plan.drop(name)
                 evicted.append(name)
         blobs, blob_bytes = _sweep_blobs(store, plan, sizes, grace_s)

@@ -17,7 +17,7 @@ from piecework.errors import ArtifactMissing, StoreUnwritable
 from piecework.events import Observer, StoreRead, StoreWrite, ignore
 from piecework.store.entries import Entries
 from piecework.store.envelope import RECORD_WORD, encode_record, seal
-from piecework.store.files import Step, last_use, list_folder, no_step, publish, remove
+from piecework.store.files import Step, last_use, list_folder, no_step, publish, remove, remove_notes
 from piecework.store.flight import Hold, fly_once, hold_entry
 from piecework.store.kernels import MemoryKernels, check_executable
 from piecework.store.layout import (
@@ -199,6 +199,7 @@ class DiskStore:
         try:
             for each in (parts, signature_parts(kind, key), use_parts(kind, key)):
                 remove(self.path, each)
+            remove_notes(self.path, kind, key)
         except OSError as error:
             self._go_on_from_memory(error)
 
@@ -230,7 +231,7 @@ class DiskStore:
         return hold_entry(self.path, record_parts(kind, key))
 
     def note_use(self, kind: str, key: str) -> None:
-        """Note that a record was used now, unless its times tell it to the day; where nothing can be written, do not."""
+        """Note that a record was used now, unless its times tell it to the day; nothing where none can be written."""
         with suppress(OSError):
             if time.time() - last_use(self.path, kind, key) > DAY_S:
                 publish(self.path, use_parts(kind, key), b"")

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from piecework.store.envelope import Damaged
-from piecework.store.layout import QUARANTINE, STAGING, Parts, record_parts, use_parts
+from piecework.store.layout import QUARANTINE, STAGING, Parts, note_parts, record_parts, use_parts
 from piecework.store.owner import current_owner
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -221,6 +221,15 @@ def last_use(root: Path, kind: str, key: str) -> float:
     with suppress(OSError):
         note = os.lstat(root.joinpath(*use_parts(kind, key))).st_mtime
     return max(record.st_mtime, record.st_atime, note)
+
+
+def remove_notes(root: Path, kind: str, key: str) -> None:
+    """Delete the texts for people that lie beside a record."""
+    parts = note_parts(kind, key)
+    for name in list_folder(root, parts):
+        remove(root, (*parts, name))
+    with suppress(OSError), open_folder(root, parts[:-1]) as folder:
+        os.rmdir(parts[-1], dir_fd=folder)
 
 
 def list_folder(root: Path, parts: Parts) -> list[str]:

@@ -3,6 +3,7 @@
     FORMAT                                 the marker: which format the folder has
     blobs/<2 digits>/<sha256>              bytes as they are
     records/<kind>/<2 letters>/<key>.record
+    records/<kind>/<2 letters>/<key>/      texts for people beside a record; never read back
     signatures/<kind>/<2 letters>/<key>.sig
     uses/<kind>/<2 letters>/<key>.use      last use, where uses are recorded
     flights/<sha256 of the name>.lock      one for each piece of work that is done once a host
@@ -50,6 +51,12 @@ def blob_parts(digest: str, error: type[StoreError] = StoreError) -> Parts:
 def record_parts(kind: str, key: str, error: type[StoreError] = StoreError) -> Parts:
     """Return the path of a record below the store's folder; raises `error` for a name that cannot stand in a path."""
     return _entry(RECORDS, kind, key, RECORD_SUFFIX, error)
+
+
+def note_parts(kind: str, key: str) -> Parts:
+    """Return the folder of the texts for people that lie beside a record."""
+    parts = record_parts(kind, key)
+    return (*parts[:-1], parts[-1].removesuffix(RECORD_SUFFIX))
 
 
 def signature_parts(kind: str, key: str) -> Parts:
