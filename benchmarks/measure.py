@@ -36,10 +36,10 @@ class CallTimes:
     calls: int
 
 
-def time_calls(call: Callable[[], object], *, blocks: int = 40, block_s: float = 0.05) -> CallTimes:
+def time_calls(call: Callable[[], object], *, blocks: int = 1000, block_s: float = 0.002) -> CallTimes:
     """Time blocks of calls, each block as many calls as fit into `block_s`, after a block that is thrown away.
 
-    Short blocks, so that some of them fall between the neighbours' turns on a shared machine.
+    Short blocks, below a scheduler's slice, so that many of them are not interrupted on a shared machine.
     """
     count, means = 1, []
     for block in range(-1, blocks):

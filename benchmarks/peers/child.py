@@ -71,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--num-tokens", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--blocks", type=int, default=1000)
     return parser.parse_args()
 
 
