@@ -18,7 +18,7 @@ from piecework.errors import ModelError, OptionError
 from piecework.events import Observer, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
 from piecework.options import NONE, STOCK, CompileOptions
-from piecework.pipeline import Request, Source, bind_record, find_or_build
+from piecework.pipeline import Request, Source, bind_record, find_or_build, with_siblings
 from piecework.runtime.program import Program
 from piecework.seam.toolchain import toolchain
 from piecework.store.protocol import KernelStore
@@ -117,9 +117,13 @@ def open_model(
     kept = store if store is not None else default_store(watch, strict=settings.strict)
     key, record = find_or_build(alter(folder_request(folder, dtype, device, settings)), kept, watch)
     with phase(watch, "weights"):
-        weights = {name: tensor.to(device) for name, tensor in read_weights(record, folder.path).items()}
+        weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
     program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch)
     return _opened(program, folder, record, device, settings)
+
+
+def _read(record: Record, folder: ModelFolder, store: KernelStore) -> dict[str, torch.Tensor]:
+    return read_weights(record, folder.path, with_siblings(record, store))
 
 
 def _opened(program: Program, folder: ModelFolder, record: Record, device: str, settings: CompileOptions) -> OpenModel:

@@ -39,8 +39,9 @@ def newest_of_folder(folder: str, store: Store) -> str:
     """Return the key of a stored program of a folder's model, whatever its options; the last in order."""
     wanted = describe_folder(open_folder(folder).config)
     for key in reversed(store.list_records(PROGRAM)):
-        model = store.read_record(PROGRAM, key)["factors"]["config"]["model"]
-        if all(model.get(name) == value for name, value in wanted.items()):
+        config = store.read_record(PROGRAM, key)["factors"]["config"]
+        model = config["model"]
+        if "side" not in config and all(model.get(name) == value for name, value in wanted.items()):
             return key
     raise ArtifactMissing(
         f"the store holds no program of the model in `{folder}`",

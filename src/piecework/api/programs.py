@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.models.weights import load_weights
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
-from piecework.pipeline import Request, Source, bind_record, compile_model
+from piecework.pipeline import Request, Source, bind_record, compile_model, with_siblings
 from piecework.runtime.program import Program
 from piecework.seam.toolchain import toolchain
 from piecework.stages.find import read_program
 from piecework.store.protocol import KernelStore
 from piecework.values.arguments import bind_arguments, declared_dynamic, describe_pattern, dynamic_leaves
 from piecework.values.artifact import Compiler
+from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
 from piecework.values.key import program_factors
 from piecework.values.record import Record
@@ -55,7 +56,7 @@ def compile(
         return _uncompiled(model, example_inputs, settings, watch)
     request = make_request(model, example_inputs, dynamic, settings)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    return compile_model(request, lambda record: _own_weights(model), ops or {}, kept, watch, model=model)
+    return compile_model(request, lambda: _own_weights(model), ops or {}, kept, watch, model=model)
 
 
 def make_request(
@@ -94,6 +95,7 @@ def request_for(
         split_ops=() if whole else settings.split_ops,
         split_ops_only=() if whole else settings.split_ops_only,
         merge_consecutive=settings.merge_consecutive,
+        split_at_guards=settings.split_at_guards,
         compiler=compiler,
         fall_back=EagerCompiler(),
         toolchain=tools,
@@ -129,21 +131,22 @@ def load(
         raise OptionError("`load` takes either `key` or `model_folder`", hint="give one of the two")
     chosen = key if key is not None else newest_of_folder(str(model_folder), store)
     record = read_program(chosen, store)
-    return bind_record(chosen, record, read_weights(record, weights), _bodies(ops), store, watch)
+    found = read_weights(record, weights, with_siblings(record, store))
+    return bind_record(chosen, record, found, _bodies(ops), store, watch)
 
 
-def read_weights(record: Record, source: str | Path | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Read the weights that a record asks for, by name or by rule."""
-    names = [
-        b["name"]
-        for b in record.values.values()
-        if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])
-    ]
-    aliases = {alias: b["name"] for b in record.values.values() for alias in b["aliases"]}
+def read_weights(
+    record: Record, source: str | Path | Mapping[str, torch.Tensor], every: Sequence[Record] = ()
+) -> dict[str, torch.Tensor]:
+    """Read the weights that a record, or `every` record of a program, asks for, by name or by rule."""
+    bindings = [b for one in every or (record,) for b in one.values.values()]
+    wanted = (b for b in bindings if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"]))
+    names = list(dict.fromkeys(b["name"] for b in wanted))
+    aliases = {alias: b["name"] for b in bindings for alias in b["aliases"]}
     rules: dict[str, Any] = dict(record.weight_rules)
     if isinstance(source, Mapping):
         rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
-    return load_weights(source, names, rules=rules)
+    return load_weights(source, names, rules=rules, device=record.device)
 
 
 def _bodies(ops: Bodies | Sequence[Callable[..., Any]]) -> Bodies:
@@ -175,10 +178,11 @@ def stock_compile(model: torch.nn.Module, observer: Observer) -> Callable[..., A
 
 
 def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    tensors: Iterable[tuple[str, torch.Tensor]] = (
-        *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
-    )  # fmt: skip
-    return dict(tensors)
+    """Return every tensor that a model holds, by qualified name: parameters, buffers and plain attributes."""
+    tensors: dict[str, torch.Tensor] = dict(plain_tensors(model, torch.Tensor))
+    tensors.update(model.named_parameters(remove_duplicate=False))
+    tensors.update(model.named_buffers(remove_duplicate=False))
+    return tensors
 
 
 def _device_of(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:

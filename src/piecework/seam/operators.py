@@ -19,12 +19,11 @@ def resolve_bodies(record: Record, given: Mapping[str, Callable[..., Any]]) -> d
     `torch.library.custom_op`, then the operator itself, through the dispatcher.
     """
     bodies: dict[str, Callable[..., Any]] = {}
-    device = next((str(b["spec"]).rsplit(" ", 1)[-1] for b in record.values.values() if b["kind"] != "symbol"), "cpu")
     for name in {call["operator"] for region in record.regions for call in region["calls"] if "::" in call["operator"]}:
         short = name.partition(".")[0]
         declared = registry.get(short)
         body = given.get(name) or given.get(short) or (declared.body if declared is not None else None)
-        bodies[name] = body or _custom_op_body(short, device) or _dispatched(name)
+        bodies[name] = body or _custom_op_body(short, record.device) or _dispatched(name)
     return bodies
 
 

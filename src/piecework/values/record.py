@@ -12,6 +12,9 @@ from piecework.values.digest import canonical_json
 from piecework.values.signature import parse_spec
 
 FORMAT = 1
+_SEQUENCES = (
+    "parameters", "arguments", "inputs", "symbols", "regions", "split_ops", "shape_guards", "siblings", "containers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,18 @@ class Record:
     sources: tuple[SourceFile, ...]
     evidence: str
     shape_guards: tuple[Mapping[str, Any], ...] = ()
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    siblings: tuple[str, ...] = ()
+    containers: tuple[Any, ...] = ()
     weight_rules: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
+
+    @property
+    def device(self) -> str:
+        """The type of the device that the program's tensors lie on."""
+        specs = (str(binding["spec"]) for binding in self.values.values() if binding["kind"] != "symbol")
+        return next((spec.rsplit(" ", 1)[-1] for spec in specs), "cpu")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain data for the store."""
@@ -103,7 +115,7 @@ def record_from(data: Mapping[str, Any]) -> Record:
         fields = dict(data)
         fields["pieces"] = tuple(PieceRecord(piece["text"], piece["artifacts"]) for piece in data["pieces"])
         fields["sources"] = tuple(SourceFile(**source) for source in data["sources"])
-        for name in ("parameters", "arguments", "inputs", "symbols", "regions", "split_ops", "shape_guards"):
+        for name in _SEQUENCES:
             fields[name] = tuple(data[name])
         record = Record(**fields)
         for leaf in record.inputs:
