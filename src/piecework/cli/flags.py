@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -13,12 +14,19 @@ STORE_GROUP = Group.create_ordered("Store")
 OUTPUT_GROUP = Group.create_ordered("Output")
 
 
-def _flag(group: Group, text: str, name: str | tuple[str, ...] | None = None, **more: object) -> Parameter:
-    return Parameter(name=name, help=text, group=group, negative="", show_default=False, **more)  # type: ignore[arg-type]
+def flag(group: Group, text: str, **more: object) -> Parameter:
+    """Describe a flag that is shown in a group of the help."""
+    return Parameter(help=text, group=group, negative="", show_default=False, **more)  # type: ignore[arg-type]
 
 
 Model = Annotated[
     str, Parameter(name="MODEL", help="A folder in Hugging Face format, or a hub name.", group=MODEL_GROUP)
+]
+
+
+Override = Annotated[
+    Path | None,
+    flag(COMPILE_GROUP, "Compile the edited pieces of a folder that `dump` wrote, in their places.", metavar="DIR"),
 ]
 
 
@@ -28,10 +36,10 @@ class ModelFlags:
     """How a model is read."""
 
     dtype: Annotated[
-        str, _flag(MODEL_GROUP, "auto, float32, bfloat16, float16 or float64; auto: the folder's own.")
+        str, flag(MODEL_GROUP, "auto, float32, bfloat16, float16 or float64; auto: the folder's own.")
     ] = "auto"
-    device: Annotated[str, _flag(MODEL_GROUP, "cpu (the default), cuda or cuda:1.")] = "cpu"
-    offline: Annotated[bool, _flag(MODEL_GROUP, "Ask no network, also where MODEL is a hub name.")] = False
+    device: Annotated[str, flag(MODEL_GROUP, "cpu (the default), cuda or cuda:1.")] = "cpu"
+    offline: Annotated[bool, flag(MODEL_GROUP, "Ask no network, also where MODEL is a hub name.")] = False
 
 
 @Parameter(name="*")
@@ -40,33 +48,33 @@ class CompileFlags:
     """How a model is compiled."""
 
     optimization_level: Annotated[
-        int | None, _flag(COMPILE_GROUP, "0 to 3, also written -O0 to -O3: a table of defaults.", metavar="LEVEL")
+        int | None, flag(COMPILE_GROUP, "0 to 3, also written -O0 to -O3: a table of defaults.", metavar="LEVEL")
     ] = None
     mode: Annotated[
-        str | None, _flag(COMPILE_GROUP, "none, stock, trace_once or piecewise; or 0 to 3.", metavar="MODE")
+        str | None, flag(COMPILE_GROUP, "none, stock, trace_once or piecewise; or 0 to 3.", metavar="MODE")
     ] = None
     compiler: Annotated[
-        str | None, _flag(COMPILE_GROUP, "eager, aot_eager or inductor.", metavar="COMPILER")
+        str | None, flag(COMPILE_GROUP, "eager, aot_eager or inductor.", metavar="COMPILER")
     ] = None
-    enforce_eager: Annotated[bool | None, _flag(COMPILE_GROUP, "Neither compile nor capture; the same as -O0.")] = None
+    enforce_eager: Annotated[bool | None, flag(COMPILE_GROUP, "Neither compile nor capture; the same as -O0.")] = None
     max_num_batched_tokens: Annotated[
-        int | None, _flag(COMPILE_GROUP, "Largest number of tokens that a program serves.", metavar="N")
+        int | None, flag(COMPILE_GROUP, "Largest number of tokens that a program serves.", metavar="N")
     ] = None
     ranges: Annotated[
-        str | None, _flag(COMPILE_GROUP, "Token counts that share an artifact, as 1-64,65-8192.", metavar="RANGES")
+        str | None, flag(COMPILE_GROUP, "Token counts that share an artifact, as 1-64,65-8192.", metavar="RANGES")
     ] = None
     single_sizes: Annotated[
-        str | None, _flag(COMPILE_GROUP, "Sizes with an artifact of their own, as 8,16.", metavar="SIZES")
+        str | None, flag(COMPILE_GROUP, "Sizes with an artifact of their own, as 8,16.", metavar="SIZES")
     ] = None
     split_ops: Annotated[
-        str | None, _flag(COMPILE_GROUP, "Operators to cut at besides those declared, as ns::op,ns::op.", metavar="OPS")
+        str | None, flag(COMPILE_GROUP, "Operators to cut at besides those declared, as ns::op,ns::op.", metavar="OPS")
     ] = None
     split_ops_only: Annotated[
-        str | None, _flag(COMPILE_GROUP, "The whole list of operators to cut at; empty: no cut.", metavar="OPS")
+        str | None, flag(COMPILE_GROUP, "The whole list of operators to cut at; empty: no cut.", metavar="OPS")
     ] = None
     compilation_config: Annotated[
         list[str] | None,
-        _flag(
+        flag(
             COMPILE_GROUP,
             "Options as JSON, also written -cc; -cc.mode=0 gives one of them.",
             metavar="JSON",
@@ -82,13 +90,13 @@ class StoreFlags:
     """Where artifacts are kept."""
 
     store: Annotated[
-        str | None, _flag(STORE_GROUP, "A folder, or the word memory; else PIECEWORK_STORE, else the cache folder.")
+        str | None, flag(STORE_GROUP, "A folder, or the word memory; else PIECEWORK_STORE, else the cache folder.")
     ] = None
-    store_read_only: Annotated[bool | None, _flag(STORE_GROUP, "Write nothing to the store.")] = None
-    store_write_only: Annotated[bool | None, _flag(STORE_GROUP, "Read nothing that was in the store before.")] = None
-    strict: Annotated[bool | None, _flag(STORE_GROUP, "A damaged entry is an error instead of a miss.")] = None
-    trust: Annotated[str | None, _flag(STORE_GROUP, "Whose artifacts are loaded: own, signed or any.")] = None
-    trusted_keys: Annotated[str | None, _flag(STORE_GROUP, "A file of public keys, one a line.", metavar="FILE")] = None
+    store_read_only: Annotated[bool | None, flag(STORE_GROUP, "Write nothing to the store.")] = None
+    store_write_only: Annotated[bool | None, flag(STORE_GROUP, "Read nothing that was in the store before.")] = None
+    strict: Annotated[bool | None, flag(STORE_GROUP, "A damaged entry is an error instead of a miss.")] = None
+    trust: Annotated[str | None, flag(STORE_GROUP, "Whose artifacts are loaded: own, signed or any.")] = None
+    trusted_keys: Annotated[str | None, flag(STORE_GROUP, "A file of public keys, one a line.", metavar="FILE")] = None
 
 
 @Parameter(name="*")
@@ -96,5 +104,12 @@ class StoreFlags:
 class OutputFlags:
     """What is printed."""
 
-    json: Annotated[bool, _flag(OUTPUT_GROUP, "One JSON document on standard output, and nothing else there.")] = False
-    debug: Annotated[bool | None, _flag(OUTPUT_GROUP, "Errors with their traceback.")] = None
+    json: Annotated[bool, flag(OUTPUT_GROUP, "One JSON document on standard output, and nothing else there.")] = False
+    debug: Annotated[bool | None, flag(OUTPUT_GROUP, "Errors with their traceback.")] = None
+
+
+# What a command gets where none of the flags is given.
+MODEL_DEFAULTS = ModelFlags()
+COMPILE_DEFAULTS = CompileFlags()
+STORE_DEFAULTS = StoreFlags()
+OUTPUT_DEFAULTS = OutputFlags()

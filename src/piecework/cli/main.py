@@ -1,4 +1,4 @@
-"""The command `piecework`: what was typed becomes a call; whatever fails becomes a sentence, a hint and an exit code."""
+"""The command `piecework`: what was typed becomes a call, and what fails a sentence, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_app() -> App:
     from cyclopts import App
 
     import piecework
-    from piecework.cli import commands, doctor, store
+    from piecework.cli import commands, doctor, look, store
 
     app = App(
         name="piecework",
@@ -59,7 +59,7 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    for command in (*commands.COMMANDS, doctor.doctor):
+    for command in (commands.generate, commands.build, look.explain, look.dump, doctor.doctor):
         app.command(command)
     app.command(store.make_app())
     return app

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,5 +58,20 @@ def size_text(size_bytes: int) -> str:
 def table(rows: list[list[str]], head: list[str]) -> str:
     """Lay out rows under a head, columns as wide as they need."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
-    return "\n".join(lines)
+    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [head, *rows]]
+    return "\n".join("  ".join(cells).rstrip() for cells in lines)
+
+
+def date_text(moment_s: float) -> str:
+    """Write a moment, in seconds since 1970, as its date and time in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment_s))
+
+
+def seconds_since_start() -> float:
+    """Return how long this process has been running, as the system counts it; 0 where it does not tell."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0

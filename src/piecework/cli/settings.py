@@ -6,8 +6,10 @@ option's own flag.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from piecework.cli.config import own_names, parse_names, parse_numbers, parse_ranges, read_json, read_pair
@@ -130,6 +132,7 @@ def _store(flags: StoreFlags, environment: Environment) -> tuple[StoreFlags, dic
             values[name], origins[name] = found, f"environment {variable}"
         else:
             values[name], origins[name] = defaults[name], DEFAULT
+    values["trusted_keys"] = str(keys_file(flags, environment))
     if not values["store"]:
         from piecework.store.layout import default_folder
 
@@ -155,15 +158,23 @@ def open_store(settings: Settings, observer: Observer) -> KernelStore:
         read_only=bool(flags.store_read_only),
         write_only=bool(flags.store_write_only),
         strict=settings.options.strict,
-        trust=_trust(str(flags.trust), str(flags.trusted_keys)),
+        trust=_trust(str(flags.trust), Path(str(flags.trusted_keys))),
         observer=observer,
         record_uses=True,
     )
 
 
-def _trust(policy: str, keys: str) -> Any:
-    from pathlib import Path
+def keys_file(flags: StoreFlags, environment: Environment) -> Path:
+    """Return the file of believed keys: the one that is named, else the user's own."""
+    named = flags.trusted_keys or environment.trusted_keys
+    if named:
+        return Path(named)
+    if os.path.isabs(environment.xdg_config_home):
+        return Path(environment.xdg_config_home, "piecework", "trusted_keys")
+    return Path(environment.home or ".", ".config", "piecework", "trusted_keys")
 
+
+def _trust(policy: str, keys: Path) -> Any:
     from piecework.store.trust import ANY, OWN, POLICIES, AnyFiles, OwnFiles
 
     if policy == OWN:
@@ -172,12 +183,12 @@ def _trust(policy: str, keys: str) -> Any:
         return AnyFiles()
     if policy not in POLICIES:
         raise OptionError(f"trust `{policy}` is unknown", hint=f"known are {', '.join(POLICIES)}")
-    if not keys:
+    if not keys.is_file():
         raise OptionError(
-            "trust `signed` needs the keys that are believed",
-            hint="name a file of public keys: `--trusted-keys FILE` or PIECEWORK_TRUSTED_KEYS",
+            f"trust `signed` needs keys to believe, and `{keys}` is not there",
+            hint="`piecework store trust FILE.pub` adds a key to it, or name another file with `--trusted-keys FILE`",
         )
     from piecework.store.keys import read_trusted
     from piecework.store.signing import SignedRecords
 
-    return SignedRecords(read_trusted(Path(keys)))
+    return SignedRecords(read_trusted(keys))

@@ -1,0 +1,82 @@
+"""What `explain` found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+
+def explain_lines(found: Mapping[str, Any]) -> list[str]:
+    """Lay out what `explain_record` returned."""
+    state = "stored" if found["is_stored"] else "not stored"
+    lines = [
+        f"program     {found['key']} ({state})",
+        f"regions     {found['regions']}: {found['opaque']} opaque, {found['sites']} sites of "
+        f"{found['distinct']} distinct pieces" + (f", {found['inline']} inline" if found["inline"] else ""),
+        *(f"ranges      {name}: {', '.join(cuts)}" for name, cuts in found["sizes"].items()),
+        f"artifacts   {found['artifacts']}, of which {len(found['missing_artifacts'])} are not stored",
+        "cut at      " + (", ".join(_declared(name, found) for name in found["split_ops"]) or "nothing: one piece"),
+        "",
+        *(line for piece in found["pieces"] for line in _piece_lines(piece)),
+        "",
+        "in order:",
+        *_order(found["cuts"]),
+    ]
+    for miss in found.get("misses", []):
+        lines += ["", f"not started from the store: {miss['reason']}"]
+        lines += [f"  differs: {each}" for each in miss["factors"]]
+    return lines
+
+
+def _declared(name: str, found: Mapping[str, Any]) -> str:
+    module = next((m for op, m in found["declared_by"].items() if op.partition(".")[0] == name.partition(".")[0]), "")
+    return f"{name} (declared in {module})" if module else name
+
+
+def _piece_lines(piece: Mapping[str, Any]) -> list[str]:
+    many = "s" if piece["sites"] != 1 else ""
+    lines = [f"piece {piece['number']}     {piece['digest'][:16]}: {piece['sites']} site{many}, {piece['calls']} calls"]
+    for box, artifact in piece["artifacts"].items():
+        if artifact["is_stored"]:
+            note = f"; fell back: {artifact['fall_back']}" if artifact["fall_back"] else ""
+            what = f"{artifact['compiler']}, {artifact['size_bytes']} bytes{note}"
+        else:
+            what = "not stored"
+        lines.append(f"            {box}: {artifact['key'][:16]} {what}")
+    return lines
+
+
+def _order(cuts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write the regions one a line, a run that repeats itself once."""
+    names = [f"piece {cut['piece']}" if cut["kind"] == "piece" else " + ".join(cut["calls"]) for cut in cuts]
+    pairs = [tuple(names[index : index + 2]) for index in range(0, len(names), 2)]
+    lines = []
+    for pair, run in groupby(pairs):
+        count = len(list(run))
+        lines.append(f"  {', '.join(pair)}" + (f"   x {count}" if count > 1 else ""))
+    return lines
+
+
+def option_lines(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lay out every option's value and where it came from."""
+    rows = [(name, _shown(each["value"]), each["origin"]) for name, each in options.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return [f"{name.ljust(widths[0])}  {value.ljust(widths[1])}  {origin}" for name, value, origin in rows]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join("-".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value) or "-"
+    return "-" if value is None or value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def guard_lines(found: Mapping[str, Any]) -> list[str]:
+    """Lay out what `explain_guards` returned."""
+    shapes = [f"  {guard['expression']}   {guard['line']}" for guard in found["shape_guards"]]
+    facts = [f"  {fact['what']} is {fact['value']}   {fact['line']}" for fact in found["facts"]]
+    return [
+        "conditions on sizes:", *(shapes or ["  none"]),
+        "Python values that the trace took for constant:", *(facts or ["  none"]),
+        f"functions traced: {len(found['functions'])}",
+    ]  # fmt: skip
