@@ -10,7 +10,8 @@ import torch
 from piecework.errors import CompileError
 
 # Releases whose sources were read, and those on which the suite ran.
-RELEASES = {"2.11": "tested", "2.12": "untested", "2.13": "tested", "2.14": "untested"}
+_RUN = "tested"
+RELEASES = {"2.11": _RUN, "2.12": "untested", "2.13": _RUN, "2.14": "untested"}
 
 # (module, dotted name, what needs it)
 _LOADER_NAMES = (
@@ -79,5 +80,5 @@ def check_seam() -> None:
     if missing:
         raise CompileError(
             f"torch `{torch.__version__}` lacks `{'`, `'.join(missing)}`",
-            hint=f"use a release that Piecework was tested on: {', '.join(r for r in RELEASES if RELEASES[r] == 'tested')}",
+            hint=f"releases that Piecework was tested on: {', '.join(r for r, s in RELEASES.items() if s == _RUN)}",
         )

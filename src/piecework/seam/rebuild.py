@@ -79,8 +79,18 @@ def rebuild_piece(text: str, box: Box) -> RebuiltPiece:
     sizes, symbols, hints = _make_symbols(piece, box, shape_env)
     inputs = tuple(_make_input(name, spec, sizes, mode) for name, spec in piece.parameters)
     module = fx.GraphModule({}, piece.graph)
-    with mode, torch.no_grad(), shape_env.ignore_fresh_unbacked_symbols():
-        _Annotator(module).run(*inputs)
+    try:
+        with mode, torch.no_grad(), shape_env.ignore_fresh_unbacked_symbols():
+            # On inputs of its own: a piece that changes an input's shape would hand the compiler the changed one.
+            _Annotator(module).run(*(_make_input(name, spec, sizes, mode) for name, spec in piece.parameters))
+    except Exception as error:
+        raise CompileError(
+            f"a piece does not run on sizes of range `{format_box(box)}`: `{str(error).splitlines()[0][:300]}`",
+            hint="declare the range so that every operator of the model accepts its sizes",
+            facts={"box": format_box(box), "error": str(error)},
+        ) from error
+    for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        node.meta["example_value"] = value
     names, specs = zip(*piece.parameters, strict=True) if piece.parameters else ((), ())
     return RebuiltPiece(names, specs, module, inputs, mode, shape_env, symbols, hints)
 
