@@ -46,6 +46,9 @@ class CompileOptions:
     split_ops_only: tuple[str, ...] | None = _option(
         None, keyed=True, text="the whole list of operators to cut at; empty = the whole graph"
     )
+    split_at_guards: bool = _option(
+        True, keyed=True, text="trace anew on each side of a size at which the model branches; without it an error"
+    )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,18 +12,22 @@ from piecework.events import Observer, SplitDone, phase
 from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
-from piecework.stages.evidence import collect, why_stale
-from piecework.stages.find import find_record, require_modules
+from piecework.stages.evidence import collect, what_changed, why_stale
+from piecework.stages.find import find_record, read_program, require_modules
 from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
 from piecework.store.protocol import PROGRAM, KernelStore
+from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_sources
 from piecework.values.artifact import Compiler
 from piecework.values.declaration import Dynamic
 from piecework.values.digest import digest_data
-from piecework.values.graph import OPAQUE, PIECE
+from piecework.values.graph import OPAQUE, PIECE, SymbolSource
 from piecework.values.key import key_of
 from piecework.values.record import Record
-from piecework.values.shapes import Range, boxes_of, combinations, symbol_ranges
+from piecework.values.shapes import Range, boxes_of, clip, combinations, format_box, hull, symbol_ranges
+
+if TYPE_CHECKING:
+    from piecework.stages.audit import Side
 
 
 # Is shown each value between two stages by its name, and gives the value to go on with.
@@ -47,6 +51,10 @@ class Source:
     weight_rules: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
 
+    def symbols(self) -> tuple[SymbolSource, ...]:
+        """Return the sizes that vary, by name."""
+        return symbol_sources(dynamic_leaves(bind_arguments(self.model.forward, self.example), self.dynamic))
+
 
 @dataclass(frozen=True)
 class Request:
@@ -58,6 +66,7 @@ class Request:
     split_ops: tuple[str, ...]
     split_ops_only: tuple[str, ...] | None
     merge_consecutive: bool
+    split_at_guards: bool
     compiler: Compiler
     fall_back: Compiler
     toolchain: Mapping[str, str]
@@ -68,7 +77,7 @@ class Request:
 
 def compile_model(
     request: Request,
-    weights: Callable[[Record], Mapping[str, torch.Tensor]],
+    weights: Callable[[], Mapping[str, torch.Tensor]],
     bodies: Mapping[str, Callable[..., Any]],
     store: KernelStore,
     observer: Observer,
@@ -77,39 +86,68 @@ def compile_model(
 ) -> Program:
     """Return the program of a request: found in the store, or traced, cut and compiled into it."""
     key, record = find_or_build(request, store, observer, model=model)
-    return bind_record(key, record, weights(record), bodies, store, observer)
+    return bind_record(key, record, weights, bodies, store, observer, model=model)
 
 
 def find_or_build(
     request: Request, store: KernelStore, observer: Observer, *, model: torch.nn.Module | None = None
 ) -> tuple[str, Record]:
     """Return the record of a request and its key: the first in the store that nothing made stale, else a new one."""
-    found = find_record(
-        request.factors, store, observer, lambda r: why_stale(r.sources, lambda: store.read_blob(r.evidence), model)
-    )
-    return found or build(request, store, observer)
+
+    def stale(record: Record) -> str:
+        found = (
+            why_stale(one.sources, lambda one=one: store.read_blob(one.evidence), model)  # type: ignore[misc]
+            for one in with_siblings(record, store)
+        )
+        return next((reason for reason in found if reason), "")
+
+    return find_record(request.factors, store, observer, stale) or build(request, store, observer)
 
 
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
-    """Trace, cut and compile a model into the store; return its record's key and the record. Nothing is run."""
+    """Trace, cut and compile a model into the store; return its record's key and the record. Nothing is run.
+
+    Where the model branches on sizes there are several traces, each with a record; the first names the others.
+    """
+    from piecework.stages.audit import trace_sides
+    from piecework.stages.trace import trace
+
+    with phase(observer, "model"):
+        source = request.make_source()
+    ranges = symbol_ranges(source.symbols(), request.ranges)
+    with phase(observer, "trace"):
+        sides = trace_sides(
+            lambda bounds: trace(source.model, source.example, source.dynamic, device=source.device, bounds=bounds),
+            hull(ranges),
+            may_split=request.split_at_guards,
+        )
+    further = [_build_side(request, source, ranges, side, (), store, observer)[0] for side in sides[1:]]
+    return _build_side(request, source, ranges, sides[0], further, store, observer)
+
+
+def _build_side(
+    request: Request,
+    source: Source,
+    ranges: Mapping[str, tuple[Range, ...]],
+    side: Side,
+    siblings: Sequence[str],
+    store: KernelStore,
+    observer: Observer,
+) -> tuple[str, Record]:
     from piecework.stages.compile import Job, compile_jobs
     from piecework.stages.graph_text import leave_graph
     from piecework.stages.record import make_record
     from piecework.stages.split import resolve_split_ops, split
-    from piecework.stages.trace import trace
     from piecework.stages.unique import unique
 
-    with phase(observer, "model"):
-        source = request.make_source()
-    with phase(observer, "trace"):
-        traced = request.witness("traced", trace(source.model, source.example, source.dynamic, device=source.device))
+    traced, bounds = request.witness("traced", side.traced), hull(ranges)
     with phase(observer, "split"):
         wanted = resolve_split_ops(request.split_ops, request.split_ops_only)
         cut = request.witness("split", split(traced, wanted, merge_consecutive=request.merge_consecutive))
     with phase(observer, "unique"):
         plan = request.witness("plan", unique(cut))
-    ranges = symbol_ranges(traced.symbols, request.ranges)
-    boxes = boxes_of(plan.regions, combinations(ranges))
+    own = clip(ranges, side.bounds)
+    boxes = boxes_of(plan.regions, combinations(own))
     jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
     observer(
         SplitDone(
@@ -124,27 +162,68 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
         artifacts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, observer, budget_s=request.budget_s
         )
-    evidence = collect(traced.guards, traced.code)
-    record = make_record(traced, plan, request.factors, ranges, artifacts, evidence, source, store)
-    key = f"{key_of(request.factors)}.{digest_data(record.as_dict())}"
+    evidence = collect(traced.guards, traced.code, traced.constants)
+    factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
+    record = make_record(
+        traced, plan, factors, own, artifacts, evidence, source, store,
+        proofs=side.proofs, bounds=bounds, siblings=siblings,
+    )  # fmt: skip
+    key = f"{key_of(factors)}.{digest_data(record.as_dict())}"
     store.write_record(PROGRAM, key, record.as_dict())
     leave_graph(key, record, plan.pieces, store, request.debug_folder, observer)
     return key, record
 
 
+def _factors_of_side(factors: Mapping[str, Any], side: Side, siblings: Sequence[str]) -> Mapping[str, Any]:
+    """Name a side apart from its program: only the side that names the others is looked up like a whole one."""
+    if siblings:
+        return factors
+    return {**factors, "config": {**factors["config"], "side": format_box(side.bounds)}}
+
+
 def bind_record(
     key: str,
     record: Record,
-    weights: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor] | Callable[[], Mapping[str, torch.Tensor]],
     bodies: Mapping[str, Callable[..., Any]],
     store: KernelStore,
     observer: Observer,
+    *,
+    model: torch.nn.Module | None = None,
 ) -> Program:
-    """Load a record's artifacts and bind them to weights and opaque bodies."""
-    require_modules(record)
-    wanted = {(n, box): artifact for n, piece in enumerate(record.pieces) for box, artifact in piece.artifacts.items()}
-    with phase(observer, "load", f"{len(set(wanted.values()))} artifacts"):
-        loaded = load_artifacts(wanted, store, observer)
-        constants = read_constants(store.read_blob(record.constants))
+    """Load the artifacts of a record and its siblings and bind them to weights and opaque bodies."""
+    every = list(zip((key, *record.siblings), with_siblings(record, store), strict=True))
+    for _, one in every:
+        require_modules(one)
+    wanted = [_wanted(one) for _, one in every]
+    with phase(observer, "load", f"{len({artifact for one in wanted for artifact in one.values()})} artifacts"):
+        loaded = [load_artifacts(one, store, observer) for one in wanted]
+        constants = [read_constants(store.read_blob(one.constants)) for _, one in every]
+
+    def bind_all(given: Mapping[str, torch.Tensor]) -> Program:
+        program: Program | None = None
+        found = given or (weights() if callable(weights) else weights)
+        for (own, one), pieces, kept in reversed(list(zip(every, loaded, constants, strict=True))):
+            bound = resolve_bodies(one, bodies)
+            program = bind(one, pieces, {**kept, **found}, bound, key=own, elsewhere=program)
+        assert program is not None
+        return program
+
     with phase(observer, "bind"):
-        return bind(record, loaded, {**constants, **weights}, resolve_bodies(record, bodies), key=key)
+        program = bind_all({})
+
+    def findings(live: Any) -> tuple[str, ...]:
+        evidence = [(one.sources, store.read_blob(one.evidence)) for _, one in every]
+        return what_changed(evidence, live if live is not None else model, program.weights)
+
+    program.attach(rebind=bind_all, findings=findings)
+    return program
+
+
+def with_siblings(record: Record, store: KernelStore) -> tuple[Record, ...]:
+    """Return a record and those that serve its other sizes."""
+    return (record, *(read_program(key, store) for key in record.siblings))
+
+
+def _wanted(record: Record) -> dict[tuple[int, str], str]:
+    return {(n, box): artifact for n, piece in enumerate(record.pieces) for box, artifact in piece.artifacts.items()}

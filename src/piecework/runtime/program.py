@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from piecework.runtime.regions import Bound
+
 
 class Program:
     """A compiled model, ready to be called like the module it was made from.
@@ -15,15 +17,58 @@ class Program:
     tensors it reads, by qualified name. Results are fresh tensors and belong to the caller.
     """
 
-    def __init__(self, call: Callable[..., Any], *, key: str, source: str, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        *,
+        key: str,
+        source: str,
+        weights: Mapping[str, torch.Tensor],
+        elsewhere: Program | None = None,
+        bound: Bound | None = None,
+    ) -> None:
         self._call = call
         self.key = key
         self.source = source
-        self.weights = dict(weights)
+        self.weights: dict[str, torch.Tensor] = {**(elsewhere.weights if elsewhere is not None else {}), **weights}
+        self.sides: tuple[Program, ...] = (self, *(elsewhere.sides if elsewhere is not None else ()))
+        self.bound = bound
+        self._rebind: Callable[[Mapping[str, torch.Tensor]], Program] | None = None
+        self._findings: Callable[[Any], tuple[str, ...]] = lambda model: ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; raise `InputError` or `ShapeOutOfRange` where the arguments do not fit."""
         return self._call(*args, **kwargs)
+
+    def attach(
+        self,
+        *,
+        rebind: Callable[[Mapping[str, torch.Tensor]], Program],
+        findings: Callable[[Any], tuple[str, ...]],
+    ) -> None:
+        """Give the program what `refresh` and `check` call; whoever bound it does so once."""
+        self._rebind, self._findings = rebind, findings
+
+    def check(self, model: Any = None) -> tuple[str, ...]:
+        """Return what does not hold any more of what the program was traced and bound with; nothing if all holds.
+
+        Compared are the Python values that forward read, the code it ran, the files it stands in, and whether
+        each weight of the model is still the tensor that the program reads. `model` is the model as it is now;
+        a program that was compiled from a model object knows it already.
+        """
+        return self._findings(model)
+
+    def refresh(self, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Read other tensors from now on: those of the model as it is now, or `weights` by qualified name.
+
+        Weights that a mapping leaves out stay as they are. Raises BindError where one does not fit.
+        """
+        if self._rebind is None:
+            return
+        fresh = self._rebind({**self.weights, **weights} if weights else {})
+        self._call, self.weights, self.source = fresh._call, fresh.weights, fresh.source
+        self.bound = fresh.bound
+        self.sides = (self, *fresh.sides[1:])
 
     def __repr__(self) -> str:
         return f"Program(key={self.key!r}, weights={len(self.weights)})"

@@ -72,14 +72,32 @@ class Capture:
     guards: list[GuardNote] = field(default_factory=list)
     code: list[types.CodeType] = field(default_factory=list)
     run: Callable[[Sequence[Any], Mapping[str, Any]], Any] = lambda args, kwargs: None
+    is_oblivious: bool = False
 
 
-def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark]) -> tuple[Capture, Any]:
+def capture(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark]
+) -> tuple[Capture, Any]:
     """Trace `model(*args, **kwargs)` to one full graph without compiling; return the capture and the result.
 
     The result's tensors and integers are marked: each is a distinct object that stands in
     `capture.results` too, so that a leaf of the result names the graph output that it is.
+
+    Sizes are traced oblivious of 0 and 1: torch takes no size for 1 by itself, so where the model asks whether
+    one is 1, its question stands among the guards. What does not trace so is traced with sizes from 2 on
+    (`capture.is_oblivious` is false then).
     """
+    try:
+        return _capture(model, args, kwargs, marks, oblivious=True)
+    except TraceError:
+        if any(mark.kind == "oblivious" for mark in marks) or not any(mark.kind == "backed" for mark in marks):
+            raise
+        return _capture(model, args, kwargs, marks, oblivious=False)
+
+
+def _capture(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark], *, oblivious: bool
+) -> tuple[Capture, Any]:
     import torch._dynamo
 
     found: list[Capture] = []
@@ -105,7 +123,7 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     compiled = torch.compile(entry, backend=record, fullgraph=True, options={"guard_filter_fn": drop_guards})
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with torch.no_grad(), _settings(any(mark.kind == "oblivious" for mark in marks)):
+        with torch.no_grad(), _settings(oblivious):
             return compiled(model, args, kwargs)
 
     _apply(marks)
@@ -119,6 +137,7 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
             hint="call it as it is; a program needs at least one operation",
         )
     found[0].guards = guards
+    found[0].is_oblivious = oblivious
     found[0].run = run
     return found[0], result
 
@@ -163,7 +182,9 @@ def _note(entry: Any) -> GuardNote:
 @contextmanager
 def _settings(oblivious: bool) -> Iterator[None]:
     import torch._dynamo.config as dynamo
-    import torch.fx.experimental._config as shapes
+    import torch.fx.experimental._config as shapes_config
+
+    shapes: Any = shapes_config
 
     ours = {name: value for name, value in _SETTINGS.items() if hasattr(dynamo, name)}
     symbols = {"use_duck_shape": False} | ({"backed_size_oblivious": True} if oblivious else {})
@@ -195,8 +216,13 @@ def _explain(error: Exception) -> TraceError | GuardError:
             hint="leave it out of `dynamic`, or change the line so that every size is possible",
             facts=facts,
         )
-    hint = next((hint for word, hint in _HINTS if word in text), "rewrite the line as tensor operations, or put it into an opaque operator")
-    return TraceError(f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts)
+    hint = next(
+        (hint for word, hint in _HINTS if word in text),
+        "rewrite the line as tensor operations, or put it into an opaque operator",
+    )
+    return TraceError(
+        f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts
+    )
 
 
 def _reason(text: str) -> str:

@@ -14,7 +14,10 @@ _VIEWS = {
     "split_with_sizes", "tensor_split", "getitem", "real", "imag", "diagonal", "unfold", "contiguous",
 }  # fmt: skip
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem, operator.ifloordiv, operator.iand, operator.ior, operator.ixor, operator.imod, operator.ipow}  # fmt: skip
+_IN_PLACE_OPERATORS = {
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem, operator.ifloordiv,
+    operator.iand, operator.ior, operator.ixor, operator.imod, operator.ipow,
+}  # fmt: skip
 _AUTOGRAD = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 
@@ -44,11 +47,15 @@ def mutated_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
     """Return the tensors that a node writes in place."""
     schema = _schema(node)
     if schema is not None:
-        written = []
+        written: list[fx.Node] = []
         for index, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-                written.extend(item for item in (value if isinstance(value, list | tuple) else [value]) if isinstance(item, fx.Node))
+                written.extend(
+                    item
+                    for item in (value if isinstance(value, list | tuple) else [value])
+                    if isinstance(item, fx.Node)
+                )
         return tuple(written)
     first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
     out = node.kwargs.get("out")
@@ -61,7 +68,7 @@ def mutated_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _schema(node: fx.Node) -> Any:
-    target = node.target
+    target: Any = node.target
     if isinstance(target, torch._ops.OpOverloadPacket):
         overloads = target.overloads()
         target = getattr(target, overloads[0]) if len(overloads) == 1 else None

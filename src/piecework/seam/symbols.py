@@ -43,7 +43,11 @@ class SymbolTable:
 
     def expression(self, value: Any) -> sympy.Expr:
         """Return the sympy expression of a symbolic number."""
-        return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else sympy.sympify(value)
+        return (
+            value.node.expr
+            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+            else sympy.sympify(value)
+        )
 
     def text(self, expression: sympy.Expr) -> Size:
         """Return a sympy expression as text over the declared names."""
@@ -54,7 +58,9 @@ class SymbolTable:
             return int(expression)
         for symbol in sorted(expression.free_symbols, key=str):
             if symbol not in self.names:
-                self.names[symbol] = f"u{sum(1 for name in self.names.values() if name[0] == 'u' and name[1:].isdigit())}"
+                self.names[symbol] = (
+                    f"u{sum(1 for name in self.names.values() if name[0] == 'u' and name[1:].isdigit())}"
+                )
         renamed = expression.xreplace({s: sympy.Symbol(self.names[s], integer=True) for s in expression.free_symbols})
         return str(self._printer.doprint(renamed))
 
@@ -63,7 +69,9 @@ class SymbolTable:
         if isinstance(value, torch.Tensor):
             shape = tuple(self.size(size) for size in value.shape)
             stride = tuple(self.size(step) for step in value.stride())
-            return TensorSpec(_dtype(value.dtype), shape, None if self._is_contiguous(value, stride) else stride, value.device.type)
+            return TensorSpec(
+                _dtype(value.dtype), shape, None if self._is_contiguous(value, stride) else stride, value.device.type
+            )
         if isinstance(value, tuple | list):
             return tuple(self.spec(item) for item in value)  # type: ignore[misc]
         if isinstance(value, bool | torch.SymBool):
@@ -113,7 +121,11 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
             _replace_inputs(graph, node, table, env, memo)
         _define_unbacked(graph, node, env)
     for node in reversed(list(graph.nodes)):
-        if node.op == "placeholder" and node not in placeholders.values() and not isinstance(node.meta.get("example_value"), torch.Tensor):
+        if (
+            node.op == "placeholder"
+            and node not in placeholders.values()
+            and not isinstance(node.meta.get("example_value"), torch.Tensor)
+        ):
             if not node.users:
                 graph.erase_node(node)
             continue
@@ -125,10 +137,14 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
     return placeholders
 
 
-def _replace_inputs(graph: fx.Graph, node: fx.Node, table: SymbolTable, env: dict[sympy.Symbol, fx.Node], memo: dict[sympy.Expr, Any]) -> None:
+def _replace_inputs(
+    graph: fx.Graph, node: fx.Node, table: SymbolTable, env: dict[sympy.Symbol, fx.Node], memo: dict[sympy.Expr, Any]
+) -> None:
     def build(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            return type(value)(build(item) for item in value) if type(value) in (tuple, list) else tuple(map(build, value))
+            return (
+                type(value)(build(item) for item in value) if type(value) in (tuple, list) else tuple(map(build, value))
+            )
         if isinstance(value, int | float | bool):
             return value
         expression = table.expression(value)

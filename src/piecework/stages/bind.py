@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from piecework.errors import BindError
+from piecework.runtime.explain import Checked, Leaf
 from piecework.runtime.program import Program
-from piecework.runtime.signature import Checked, Leaf, compile_check
+from piecework.runtime.regions import Bound, Outline, RegionText
+from piecework.runtime.signature import compile_check
 from piecework.values.artifact import LoadedPiece
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
@@ -33,17 +36,26 @@ def bind(
     bodies: Mapping[str, Body],
     *,
     key: str,
+    elsewhere: Program | None = None,
 ) -> Program:
-    """Return the program of `record` over `weights` (by qualified name), with opaque `bodies` by operator name."""
+    """Return the program of `record` over `weights` (by qualified name), with opaque `bodies` by operator name.
+
+    Sizes that the record does not serve go to `elsewhere`, the program of its siblings.
+    """
     static = _static_values(record, weights)
     namespace = _namespace(record, bodies)
     source = _run_source(record, namespace)
     code = compile(source, f"<piecework program {key[:12]}>", "exec")
     runs = tuple(_make_run(code, record, one, loaded, static, namespace) for one in combinations(_ranges(record)))
     leaves, checked = _leaves(record), _checked(record)
-    call, check_source = compile_check(leaves, checked, runs)
+    call, check_source = compile_check(leaves, checked, runs, elsewhere)
     return Program(
-        call, key=key, source=check_source + "\n\n" + source, weights={n: static[v] for v, n in _static_names(record)}
+        call,
+        key=key,
+        source=check_source + "\n\n" + source,
+        weights={n: static[v] for v, n in _static_names(record)},
+        elsewhere=elsewhere,
+        bound=Bound(leaves, checked, runs, tuple(combinations(_ranges(record))), partial(_outline, record)),
     )
 
 
@@ -108,24 +120,49 @@ def _plain_function(name: str) -> Body:
 
 def _run_source(record: Record, namespace: dict[str, Any]) -> str:
     """Write `run`: one line a region, then a `del` of what is not needed any more."""
-    numbers = {
-        name: index
-        for index, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"]))
-    }
+    numbers = _numbers(record)
     lines: list[str] = []
     for index, region in enumerate(record.regions):
         lines.extend(_region_lines(index, region, numbers, record))
     classes: dict[str, str] = {}
-    result = render(dict(record.result), classes)
+    result, parameters = _result(record, classes)
     namespace.update({name: _plain_function(path.replace(":", ".")) for name, path in classes.items()})
-    parameters = [name for name, b in record.values.items() if b["kind"] in ("symbol", "input")]
-    parameters += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
-    for position, leaf in enumerate(record.inputs):
-        result = result.replace(f"argument:{leaf['path']}", f"a{position}")
     body = _with_releases(lines, result, set(record.values) | set(parameters))
     return (
         f"def run({', '.join(parameters)}):\n" + "\n".join(f"    {line}" for line in body) + f"\n    return {result}\n"
     )
+
+
+def _numbers(record: Record) -> dict[str, int]:
+    operators = dict.fromkeys(call["operator"] for region in record.regions for call in region["calls"])
+    return {name: index for index, name in enumerate(operators)}
+
+
+def _result(record: Record, classes: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the expression that builds the result, and the names that `run` is called with."""
+    result = render(dict(record.result), classes)
+    parameters = [name for name, b in record.values.items() if b["kind"] in ("symbol", "input")]
+    parameters += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
+    for position, leaf in enumerate(record.inputs):
+        result = result.replace(f"argument:{leaf['path']}", f"a{position}")
+    return result, parameters
+
+
+def _outline(record: Record) -> Outline:
+    """Describe the program region by region, in the lines and names of its code; made when it is captured."""
+    numbers = _numbers(record)
+    regions = tuple(
+        RegionText(
+            region["kind"],
+            f"piece_{index}" if region["kind"] == "piece" else f"region_{index}",
+            tuple(_region_lines(index, region, numbers, record)),
+            tuple(region["results"]),
+            tuple(call["operator"] for call in region["calls"]) if region["kind"] == "opaque" else (),
+        )
+        for index, region in enumerate(record.regions)
+    )
+    result, parameters = _result(record, {})
+    return Outline(tuple(parameters), regions, result)
 
 
 def _region_lines(index: int, region: Mapping[str, Any], numbers: Mapping[str, int], record: Record) -> list[str]:
@@ -217,5 +254,11 @@ def _checked(record: Record) -> Checked:
     run_names += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
     devices = {str(b["spec"]).rsplit(" ", 1)[-1] for b in record.values.values() if b["spec"]}
     return Checked(
-        tuple(tuple(p) for p in record.parameters), record.arguments, symbols, tuple(run_names), "cuda" in devices
+        parameters=tuple(tuple(p) for p in record.parameters),
+        arguments=record.arguments,
+        symbols=symbols,
+        passed=tuple(run_names),
+        on_cuda="cuda" in devices,
+        bounds={name: parse_range(text) for name, text in record.bounds.items()},
+        containers=tuple((path, keys) for path, keys in record.containers),
     )

@@ -11,12 +11,13 @@ import importlib.util
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from piecework.values.attributes import read_path
 from piecework.values.digest import digest_bytes, digest_text
 from piecework.values.record import CodeObject, Evidence, Fact, SourceFile, decode_evidence
 
@@ -27,10 +28,17 @@ _IMPORT = re.compile(r"G\['__import_(\w+?)'\]")
 _SKIPPED_PACKAGES = {"torch", "piecework"}
 
 
-def collect(guards: Iterable[Any], code: Iterable[types.CodeType]) -> tuple[Evidence, tuple[SourceFile, ...]]:
-    """Return what a trace relied on: code and facts, and the source files."""
+def collect(
+    guards: Iterable[Any], code: Iterable[types.CodeType], tensors: Mapping[str, torch.Tensor] | None = None
+) -> tuple[Evidence, tuple[SourceFile, ...]]:
+    """Return what a trace relied on: code, facts and the specs of plain tensors by name, and the source files."""
     functions, sources = collect_code(code)
-    return Evidence(functions, collect_facts(guards)), sources
+    specs = tuple(
+        Fact("tensor", f"L['model'].{name}", _text("tensor", tensor), "")
+        for name, tensor in (tensors or {}).items()
+        if not name.startswith("constant_")
+    )
+    return Evidence(functions, (*collect_facts(guards), *specs)), sources
 
 
 def why_stale(sources: Sequence[SourceFile], evidence: Callable[[], bytes], model: Any) -> str:
@@ -73,6 +81,8 @@ def _kind(guard: str) -> str:
 def _text(kind: str, value: Any) -> str:
     if kind == "keys":
         return repr(list(value.keys())) if isinstance(value, Mapping) else str(len(value))
+    if kind == "tensor":
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type}"
     if kind == "type":
         return f"{type(value).__module__}:{type(value).__qualname__}"
     if kind == "code":
@@ -102,7 +112,9 @@ def digest_code(code: types.CodeType) -> str:
 
 def collect_code(code: Iterable[types.CodeType]) -> tuple[tuple[CodeObject, ...], tuple[SourceFile, ...]]:
     """Return the inlined functions by module and name, and the files they stand in."""
-    by_file = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items()) if module is not None}
+    by_file = {
+        getattr(module, "__file__", None): name for name, module in list(sys.modules.items()) if module is not None
+    }
     functions: dict[tuple[str, str], CodeObject] = {}
     files: dict[tuple[str, str], SourceFile] = {}
     for one in code:
@@ -178,6 +190,11 @@ def _live_code(module: Any, qualname: str) -> types.CodeType | None:
 
 def changed_fact(facts: Sequence[Fact], model: Any) -> str:
     """Return the first fact that does not hold for `model` and the loaded modules, or an empty string."""
+    return next(changed_facts(facts, model), "")
+
+
+def changed_facts(facts: Sequence[Fact], model: Any) -> Iterator[str]:
+    """Yield each fact that does not hold for `model` and the loaded modules."""
     reach = _reacher(model)
     for fact in facts:
         try:
@@ -185,8 +202,31 @@ def changed_fact(facts: Sequence[Fact], model: Any) -> str:
         except Exception as error:  # whatever an attribute that went away raises: the fact does not hold
             now = f"gone ({type(error).__name__})"
         if now != fact.value:
-            return f"`{_shown(fact.source)}` was `{fact.value}` and is `{now}` (read at {fact.line})"
-    return ""
+            where = f" (read at {fact.line})" if fact.line else ""
+            yield f"`{_shown(fact.source)}` was `{fact.value}` and is `{now}`{where}"
+
+
+def what_changed(
+    evidence: Iterable[tuple[Sequence[SourceFile], bytes]], model: Any, bound: Mapping[str, torch.Tensor]
+) -> tuple[str, ...]:
+    """Return all that does not hold any more of what a program was traced and bound with.
+
+    `bound` are the tensors that it reads, by qualified name; with a model, each must still be the model's own.
+    """
+    found: dict[str, None] = {}
+    for sources, data in evidence:
+        kept = decode_evidence(data)
+        changed = [changed_source(sources), changed_code(kept.code)]
+        found.update(dict.fromkeys(reason for reason in changed if reason))
+        if model is not None:
+            found.update(dict.fromkeys(changed_facts(kept.facts, model)))
+    for name, tensor in bound.items() if model is not None else ():
+        live = read_path(model, name)
+        if isinstance(live, torch.Tensor) and live.data_ptr() != tensor.data_ptr():
+            found[f"weight `{name}` of the model is another tensor than the program reads: call `refresh()`"] = None
+        elif live is None and not name.startswith("constant_"):
+            found[f"weight `{name}` is not on the model any more"] = None
+    return tuple(found)
 
 
 def _shown(source: str) -> str:
@@ -205,4 +245,6 @@ class _Globals(dict[str, Any]):
 
 def _reacher(model: Any) -> Callable[[str], Any]:
     space = {"L": {"model": model}, "G": _Globals(), "___dict_keys": list}
-    return lambda source: eval(source, {"__builtins__": {"type": type, "dict": dict, "list": list, "getattr": getattr}}, space)
+    return lambda source: eval(
+        source, {"__builtins__": {"type": type, "dict": dict, "list": list, "getattr": getattr}}, space
+    )

@@ -43,7 +43,7 @@ def find_record(
 
 
 def _changed_split(record: Record) -> str:
-    """A record must cut at exactly those of its operators that are split points now."""
+    """Say which operator became a split point: a record must cut at all that are now."""
     for name in record.operators:
         short = name.partition(".")[0]
         declared = registry.get(short) is not None

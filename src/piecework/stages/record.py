@@ -18,6 +18,22 @@ from piecework.values.record import Evidence, PieceRecord, Record, SourceFile
 from piecework.values.shapes import Range
 
 
+class Proof(Protocol):
+    """A condition on sizes, the user's line, and how it was shown to hold."""
+
+    @property
+    def expression(self) -> str: ...
+
+    @property
+    def line(self) -> str: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def checked(self) -> int: ...
+
+
 class Source(Protocol):
     """What the record keeps of the model that was traced."""
 
@@ -40,15 +56,22 @@ def make_record(
     evidence: tuple[Evidence, tuple[SourceFile, ...]],
     source: Source,
     store: Store,
+    *,
+    proofs: Sequence[Proof] = (),
+    bounds: Mapping[str, Range] | None = None,
+    siblings: Sequence[str] = (),
 ) -> Record:
-    """Write the blobs that a record refers to, and return the record."""
+    """Write the blobs that a record refers to, and return the record.
+
+    `bounds` are the sizes that the record and its `siblings` serve together, `proofs` those of its conditions.
+    """
     pieces = tuple(
         PieceRecord(store.write_blob(text.encode()), {box: key for (n, box), key in artifacts.items() if n == number})
         for number, text in enumerate(plan.pieces)
     )
     return Record(
         factors=factors,
-        parameters=_parameters(source.model.forward),
+        parameters=_parameters(source.model.forward, traced.arguments),
         arguments=traced.arguments,
         inputs=_inputs(traced),
         symbols=tuple({"name": s.name, "kind": s.kind, "places": [list(p) for p in s.places]} for s in traced.symbols),
@@ -62,21 +85,26 @@ def make_record(
         constants=store.write_blob(save(_constants(traced, source.model))),
         sources=evidence[1],
         evidence=store.write_blob(evidence[0].encode()),
-        shape_guards=tuple({"expression": g.expression, "line": g.line} for g in traced.shape_guards),
+        shape_guards=tuple(
+            {"expression": p.expression, "line": p.line, "method": p.method, "checked": p.checked} for p in proofs
+        ),
+        bounds={name: str(bound) for name, bound in (bounds or {}).items()},
+        siblings=tuple(siblings),
+        containers=tuple([path, keys] for path, keys in traced.containers),
         weight_rules=dict(source.weight_rules),
         notes=dict(source.notes),
     )
 
 
-def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
-    """Return forward's named parameters with those defaults that are plain data."""
+def _parameters(forward: Callable[..., Any], arguments: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """Return forward's named parameters with those defaults that are plain data, then further traced arguments."""
     found = []
     for name, parameter in inspect.signature(forward).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
         default = parameter.default
         found.append((name, default if isinstance(default, int | float | str | bool) else None))
-    return tuple(found)
+    return (*found, *((name, None) for name in arguments if name not in dict(found)))
 
 
 def _inputs(traced: TracedGraph) -> tuple[dict[str, Any], ...]:

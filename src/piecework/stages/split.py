@@ -28,7 +28,9 @@ def resolve_split_ops(split_ops: Sequence[str], split_ops_only: Sequence[str] | 
             near = difflib.get_close_matches(name, [*declared, *_names_beside(name)], n=1)
             raise OptionError(
                 f"split operator `{name}` is not registered",
-                hint=f"did you mean `{near[0]}`?" if near else "import the module that registers it, and write it as `namespace::name`",
+                hint=f"did you mean `{near[0]}`?"
+                if near
+                else "import the module that registers it, and write it as `namespace::name`",
             )
     return frozenset(asked if split_ops_only is not None else (*declared, *split_ops))
 

@@ -18,7 +18,7 @@ from piecework.seam.fx import format_piece, format_value
 from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
 from piecework.seam.names import name_of
 from piecework.values.graph import PIECE, Binding, OpaqueCall, Plan, Region, SplitGraph, Stretch
-from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec
+from piecework.values.signature import Size, Spec, TensorSpec
 from piecework.values.tree import Tree
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -72,7 +72,11 @@ def _region(stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph, tex
 
 
 def _is_item(node: fx.Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[0].meta.get("example_value"), tuple | list)
+    return (
+        node.target is operator.getitem
+        and isinstance(node.args[0], fx.Node)
+        and isinstance(node.args[0].meta.get("example_value"), tuple | list)
+    )
 
 
 def _opaque_call(node: fx.Node, names: Mapping[fx.Node, str]) -> OpaqueCall:
@@ -108,7 +112,9 @@ class _Numbers(Mapping[fx.Node, str]):
         return len(self._names)
 
 
-def _piece(stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _piece(
+    stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     bindings = cut.traced.bindings
     given = [node for node in stretch.inputs if not _is_symbol(node, bindings)]
     numbers = _numbers_in(stretch)
@@ -118,13 +124,17 @@ def _piece(stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph) -> t
     scalars = [node for node in given if not isinstance(node.meta["spec"], TensorSpec)]
     tensors = [node for node in given if node not in set(static) and node not in set(scalars)]
     _check_alias(stretch, tensors)
-    by_name = {names[node]: node for node in cut.traced.graph.find_nodes(op="placeholder") if _is_symbol(node, bindings)}
+    by_name = {
+        names[node]: node for node in cut.traced.graph.find_nodes(op="placeholder") if _is_symbol(node, bindings)
+    }
     parameters = [(by_name[symbol], own[symbol], "int") for symbol in symbols]
     unbacked = {names[node]: f"u{index}" for index, node in enumerate(scalars)}
     parameters += [(node, f"u{index}", _scalar(node)) for index, node in enumerate(scalars)]
     rename = {**own, **unbacked}
     parameters += [(node, f"x{index}", str(_rename(node.meta["spec"], rename))) for index, node in enumerate(tensors)]
-    parameters += [(node, f"w{index}", str(_rename(node.meta["spec"], rename).as_weight())) for index, node in enumerate(static)]
+    parameters += [
+        (node, f"w{index}", str(_rename(node.meta["spec"], rename).as_weight())) for index, node in enumerate(static)
+    ]
     text = format_piece(parameters, _with_numbers(stretch, numbers), stretch.outputs)
     return text, tuple(names[node] for node, _, _ in parameters), tuple(symbols)
 
@@ -172,7 +182,9 @@ def _with_numbers(stretch: Stretch, numbers: Sequence[fx.Node]) -> list[fx.Node]
     return ordered
 
 
-def _symbols(given: Sequence[fx.Node], numbers: Sequence[fx.Node], bindings: Mapping[str, Binding], names: Mapping[fx.Node, str]) -> list[str]:
+def _symbols(
+    given: Sequence[fx.Node], numbers: Sequence[fx.Node], bindings: Mapping[str, Binding], names: Mapping[fx.Node, str]
+) -> list[str]:
     """Return the declared names that a piece's specs and numbers speak of, by first use."""
     declared = {binding.name for binding in bindings.values() if binding.kind == "symbol"}
     found: dict[str, None] = {}

@@ -11,9 +11,12 @@ import torch
 
 from piecework.errors import OptionError
 from piecework.values.declaration import ATTRIBUTE, Declaration, Dim, Dynamic
-from piecework.values.tree import children, leaves, map_leaves
+from piecework.values.graph import SymbolSource
+from piecework.values.shapes import Range
+from piecework.values.tree import children, containers, leaves, map_leaves
 
 _PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41)
+_WIDEST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,44 @@ def _front(path: str, tensor: torch.Tensor, dim: int) -> int:
     return dim % tensor.dim()
 
 
-def trace_sizes(dims: Sequence[LeafDims], shift: int) -> dict[str, int]:
-    """Choose one size for each name: distinct primes, never 0 or 1, so that no two sizes agree by chance."""
-    names = sorted({dim.name for leaf in dims for dim in leaf.dims.values()})
-    if len(names) > len(_PRIMES) // 2:
-        raise OptionError(f"`{len(names)}` distinct dynamic dimensions are more than are served")
-    return {name: _PRIMES[(index + shift * (len(_PRIMES) // 2)) % len(_PRIMES)] for index, name in enumerate(names)}
+def symbol_sources(dims: Sequence[LeafDims]) -> tuple[SymbolSource, ...]:
+    """Return each declared name once: where its size is read, and every further place that must agree."""
+    places: dict[str, list[tuple[str, int]]] = {}
+    marks: dict[str, Dim] = {}
+    for leaf in dims:
+        for dim, mark in leaf.dims.items():
+            places.setdefault(mark.name, []).append((leaf.path, dim))
+            known = marks.setdefault(mark.name, mark)
+            if known != mark:
+                raise OptionError(
+                    f"dimension `{mark.name}` is declared as `{known}` and as `{mark}`",
+                    hint="declare a name the same way everywhere, or give the second a name of its own",
+                )
+    return tuple(SymbolSource(n, marks[n].kind, tuple(p), marks[n].low, marks[n].high) for n, p in places.items())
+
+
+def trace_sizes(names: Sequence[str], bounds: Mapping[str, Range], shift: int) -> dict[str, int]:
+    """Choose one size for each name inside its bounds: distinct, never 0, and 1 only where nothing else is left.
+
+    Primes where there are any, so that no two sizes and no product agree by chance. Another `shift` gives
+    other sizes, where the bounds leave some.
+    """
+    chosen: dict[str, int] = {}
+    for name in sorted(names):
+        bound = bounds.get(name, Range(1, _WIDEST))
+        taken = set(chosen.values())
+        free = [size for size in _candidates(bound) if size not in taken] or [bound.high]
+        chosen[name] = free[(shift * (1 + len(free) // 2)) % len(free)]
+    return chosen
+
+
+def _candidates(bound: Range) -> list[int]:
+    primes = [size for size in _PRIMES if size in bound]
+    if len(primes) > 1:
+        return primes
+    low = max(2, bound.low)
+    near = [size for size in range(low, min(bound.high, low + 64) + 1) if all(size % p for p in (2, 3, 5, 7))]
+    return [*primes, *near] or list(range(min(low, bound.high), min(bound.high, low + 8) + 1))
 
 
 def resize(arguments: Mapping[str, Any], dims: Sequence[LeafDims], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -147,7 +182,8 @@ def describe_pattern(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> 
     """Return the presence pattern of the arguments as plain data for keys: paths, dtypes, sizes by name."""
     by_path = {leaf.path: leaf.dims for leaf in dims}
     first: dict[int, str] = {}
-    rows = []
+    nested = [pair for name, value in arguments.items() for pair in containers(value, name)]
+    rows = [[path, "container", repr(keys)] for path, keys in nested]
     for path, leaf in ((p, leaf) for name, value in arguments.items() for p, leaf in leaves(value, name)):
         if not isinstance(leaf, torch.Tensor):
             rows.append([path, type(leaf).__name__, repr(leaf)])

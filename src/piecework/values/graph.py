@@ -75,6 +75,8 @@ class TracedGraph:
     shape_guards: tuple[ShapeGuard, ...] = ()
     guards: tuple[Any, ...] = ()
     code: tuple[Any, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    containers: tuple[tuple[str, Any], ...] = ()
 
 
 PIECE, OPAQUE, INLINE = "piece", "opaque", "inline"

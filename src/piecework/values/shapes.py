@@ -110,6 +110,23 @@ def combinations(ranges: Mapping[str, Sequence[Range]]) -> list[dict[str, Range]
     return [dict(zip(ranges, chosen, strict=True)) for chosen in itertools.product(*ranges.values())]
 
 
+def clip(ranges: Mapping[str, Sequence[Range]], bounds: Mapping[str, Range]) -> dict[str, tuple[Range, ...]]:
+    """Return what lies of each symbol's ranges within its bounds."""
+    return {
+        name: tuple(
+            Range(max(cut.low, bounds[name].low), min(cut.high, bounds[name].high))
+            for cut in cuts
+            if cut.low <= bounds[name].high and cut.high >= bounds[name].low
+        )
+        for name, cuts in ranges.items()
+    }
+
+
+def hull(ranges: Mapping[str, Sequence[Range]]) -> dict[str, Range]:
+    """Return for each symbol the one range from its lowest size to its highest."""
+    return {name: Range(cuts[0].low, cuts[-1].high) for name, cuts in ranges.items()}
+
+
 class _Region(Protocol):
     @property
     def piece(self) -> int: ...

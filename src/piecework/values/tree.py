@@ -41,6 +41,20 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(child, child_path)
 
 
+def containers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, keys) of each dictionary and (path, length) of each list or tuple inside nested `value`."""
+    inner = children(value, path)
+    if inner is None:
+        return
+    items = list(inner)
+    if isinstance(value, Mapping):
+        yield path, [key for _, key, _ in items]
+    elif isinstance(value, tuple | list):
+        yield path, len(items)
+    for child_path, _, child in items:
+        yield from containers(child, child_path)
+
+
 def map_leaves(function: Callable[[str, Any], Any], value: Any, path: str) -> Any:
     """Return a copy of nested `value` with each leaf replaced by `function(path, leaf)`."""
     inner = children(value, path)
