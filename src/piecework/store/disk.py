@@ -22,6 +22,7 @@ from piecework.store.flight import Hold, fly_once, hold_entry
 from piecework.store.kernels import MemoryKernels, check_executable
 from piecework.store.layout import (
     RECORD_SUFFIX,
+    RECORDS,
     blob_parts,
     digests_in,
     fan_out,
@@ -251,7 +252,7 @@ class DiskStore:
         for attempt in range(3):
             try:
                 self.entries.prepare(self._on_step)
-                publish(self.path, parts, data, self._on_step)
+                publish(self.path, parts, data, self._on_step, sync_folder=parts[0] == RECORDS)
             except FileNotFoundError:  # the folder was deleted under this write: make it again
                 if attempt == 2:
                     raise

@@ -154,8 +154,12 @@ def set_aside(root: Path, parts: Parts, seen: os.stat_result | None = None) -> b
     return True
 
 
-def publish(root: Path, parts: Parts, data: bytes, step: Step = no_step) -> None:
-    """Write a file aside, force it to the disk and rename it into place: nobody ever sees a part of it."""
+def publish(root: Path, parts: Parts, data: bytes, step: Step = no_step, *, sync_folder: bool = False) -> None:
+    """Write a file aside, force it to the disk and rename it into place: nobody ever sees a part of it.
+
+    `sync_folder` forces the new name to the disk as well and, where the filesystem keeps a journal, all the names given
+    before it: enough to do once, for the record that comes last.
+    """
     name = f"{current_owner().as_name()}.{secrets.token_hex(6)}"
     with ensure_folder(root, (STAGING,)) as staging, ensure_folder(root, parts[:-1]) as folder:
         step("open")
@@ -176,8 +180,9 @@ def publish(root: Path, parts: Parts, data: bytes, step: Step = no_step) -> None
             with suppress(OSError):
                 os.unlink(name, dir_fd=staging)
             raise
-        step("sync the folder")
-        _sync(folder)
+        if sync_folder:
+            step("sync the folder")
+            _sync(folder)
     step("done")
 
 
