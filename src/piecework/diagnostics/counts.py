@@ -28,7 +28,8 @@ def count_regions(record: Record) -> dict[str, Any]:
 
     `ranges` are those of the first size, the token count; `sizes` are the ranges of each.
     """
-    cuts = [[parse_range(text) for text in texts] for texts in record.ranges.values()]
+    names = [symbol["name"] for symbol in record.symbols]
+    cuts = [parse_range(text) for text in record.ranges[names[0]]] if names else []
     kinds = [region["kind"] for region in record.regions]
     artifacts = {key for piece in record.pieces for key in piece.artifacts.values()}
     return {
@@ -37,8 +38,8 @@ def count_regions(record: Record) -> dict[str, Any]:
         "inline": kinds.count("inline"),
         "sites": kinds.count("piece"),
         "distinct": len(record.pieces),
-        "ranges": [[cut.low, cut.high] for cut in (cuts or [[]])[0]],
-        "sizes": {name: list(texts) for name, texts in record.ranges.items()},
+        "ranges": [[cut.low, cut.high] for cut in cuts],
+        "sizes": {name: list(record.ranges[name]) for name in names},
         "artifacts": len(artifacts),
         "split_ops": list(record.split_ops),
     }

@@ -171,21 +171,26 @@ def changed_code(code: Sequence[CodeObject]) -> str:
     """Return the first inlined function whose loaded code is another, or an empty string."""
     for one in code:
         found = _live_code(sys.modules.get(one.module), one.qualname)
-        if found is not None and digest_code(found) != one.digest:
+        if found and one.digest not in map(digest_code, found):
             return f"function `{one.module}.{one.qualname}` changed"
     return ""
 
 
-def _live_code(module: Any, qualname: str) -> types.CodeType | None:
+def _live_code(module: Any, qualname: str) -> list[types.CodeType]:
+    """Return the code that is found under a name: a decorated function's own, and that of what it wraps."""
     place = module
     for part in qualname.split("."):
         place = vars(place).get(part) if isinstance(place, type) else getattr(place, part, None)
         if place is None:
-            return None
-    for attribute in ("__func__", "fget"):
-        place = getattr(place, attribute, place)
-    code = getattr(place, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
+            return []
+    found: list[types.CodeType] = []
+    while place is not None and len(found) < 16:
+        for attribute in ("__func__", "fget"):
+            place = getattr(place, attribute, place)
+        code = getattr(place, "__code__", None)
+        found += [code] if isinstance(code, types.CodeType) else []
+        place = getattr(place, "__wrapped__", None)
+    return found
 
 
 def changed_fact(facts: Sequence[Fact], model: Any) -> str:
