@@ -87,12 +87,25 @@ def capture(
     one is 1, its question stands among the guards. What does not trace so is traced with sizes from 2 on
     (`capture.is_oblivious` is false then).
     """
+    has_choice = not any(mark.kind == "oblivious" for mark in marks) and any(mark.kind == "backed" for mark in marks)
+    found: tuple[Capture, Any] | None = None
     try:
-        return _capture(model, args, kwargs, marks, oblivious=True)
+        found = _capture(model, args, kwargs, marks, oblivious=True)
+        if not has_choice or not _unknown_sizes(found[0]):
+            return found
+        plain = _capture(model, args, kwargs, marks, oblivious=False)
     except TraceError:
-        if any(mark.kind == "oblivious" for mark in marks) or not any(mark.kind == "backed" for mark in marks):
+        if found is not None:
+            return found
+        if not has_choice:
             raise
         return _capture(model, args, kwargs, marks, oblivious=False)
+    return plain if _unknown_sizes(plain[0]) < _unknown_sizes(found[0]) else found
+
+
+def _unknown_sizes(captured: Capture) -> int:
+    """Count the sizes that a graph learns at run time only."""
+    return sum(len(node.meta.get("unbacked_bindings") or ()) for node in captured.graph.graph.nodes)
 
 
 def _capture(

@@ -6,7 +6,8 @@ size is computed by nodes over one placeholder per declared name, so sizes never
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -204,12 +205,36 @@ def _define_unbacked(graph: fx.Graph, node: fx.Node, env: dict[sympy.Symbol, fx.
         if isinstance(value, torch.SymInt):
             env[symbol] = node
             continue
-        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
-                with graph.inserting_after(node):
-                    env[symbol] = graph.call_method("size", (node, dim))
-                    env[symbol].meta["example_value"] = size
-                break
+        made = _reach(graph, node, value, bindings[symbol])
+        if made is not None:
+            env[symbol] = made
+
+
+def _reach(graph: fx.Graph, node: fx.Node, value: Any, path: Sequence[Any]) -> fx.Node | None:
+    """Write the calls that read a data-dependent number off a node's value, by torch's own path to it."""
+    steps = list(path)
+    while steps:
+        step = steps.pop(0)
+        name, position = getattr(step, "name", None), getattr(step, "idx", None)
+        with graph.inserting_after(node):
+            if name in ("size", "stride") and steps and hasattr(steps[0], "idx"):
+                dim = steps.pop(0).idx
+                node, value = graph.call_method(name, (node, dim)), getattr(value, name)(dim)
+            elif name == "storage_offset":
+                node, value = graph.call_method(name, (node,)), value.storage_offset()
+            elif position is not None and isinstance(value, tuple | list):
+                node, value = _item(graph, node, position), value[position]
+            else:
+                return None
+        node.meta.setdefault("example_value", value)
+    return node
+
+
+def _item(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
+    for user in node.users:
+        if user.target is operator.getitem and user.args[1] == position:
+            return user
+    return graph.call_function(operator.getitem, (node, position))
 
 
 def has_unbacked(value: Any) -> bool:

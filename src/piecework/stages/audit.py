@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from piecework.errors import GuardError
+from piecework.errors import GuardError, TraceError
 from piecework.values.graph import ShapeGuard, TracedGraph
 from piecework.values.predicate import UnknownExpression, evaluate, holds_by_intervals, names_in
 from piecework.values.shapes import Range
@@ -58,7 +58,12 @@ def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_s
     sides: list[Side] = []
     while waiting:
         here = waiting.pop(0)
-        traced = trace(here)
+        try:
+            traced = trace(here)
+        except TraceError as error:
+            if not sides:
+                raise
+            raise _unserved(error, here, sides[0].bounds) from error
         proofs = tuple(prove(guard, here, traced.sizes) for guard in traced.shape_guards)
         kept = _intersection(here, proofs)
         if kept != here and not may_split:
@@ -199,8 +204,23 @@ def _width(bounds: Bounds) -> int:
     return width
 
 
+def _unserved(error: TraceError, bounds: Bounds, served: Bounds) -> GuardError:
+    """Say that the model itself fails on a side: what is right there is to serve the other sizes alone."""
+    low = next((name for name, bound in served.items() if bound.high < bounds[name].low), "")
+    hint = f"give `{low}` the largest size {served[low].high}" if low else "leave these sizes out of the ranges"
+    return GuardError(
+        f"the model does not trace at sizes `{_text(bounds)}`: {error.message}",
+        hint=f"{hint}, or change the line so that every size is possible",
+        facts={**error.facts, "bounds": _text(bounds)},
+    )
+
+
+def _text(bounds: Bounds) -> str:
+    return ", ".join(f"{name} {bound}" for name, bound in bounds.items())
+
+
 def _refusal(proof: Proof, bounds: Bounds, reason: str, hint: str) -> GuardError:
-    within = ", ".join(f"{name} {bound}" for name, bound in bounds.items())
+    within = _text(bounds)
     place = f" (at {proof.line})" if proof.line else ""
     return GuardError(
         f"the graph is right only where `{proof.expression}`{place}, which not every size of `{within}` is: {reason}",

@@ -204,7 +204,7 @@ def changed_facts(facts: Sequence[Fact], model: Any) -> Iterator[str]:
     for fact in facts:
         try:
             now = _text(fact.kind, reach(fact.source))
-        except Exception as error:  # whatever an attribute that went away raises: the fact does not hold
+        except Exception as error:  # noqa: BLE001  # whatever an attribute that went away raises: the fact does not hold
             now = f"gone ({type(error).__name__})"
         if now != fact.value:
             where = f" (read at {fact.line})" if fact.line else ""

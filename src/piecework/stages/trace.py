@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from piecework.errors import GuardError, OptionError
+from piecework.errors import GuardError, OptionError, TraceError
 from piecework.seam import dynamo
 from piecework.seam.fake import without_weights
 from piecework.seam.nested import inline_nested
@@ -51,11 +51,32 @@ def trace(
     """
     given = bind_arguments(model.forward, example)
     dims = dynamic_leaves(given, dynamic)
-    _check_linked(given, dims)
-    sizes = trace_sizes([source.name for source in symbol_sources(dims)], bounds or {}, 0)
-    resized = resize(given, dims, sizes)
-    varying = _varying(dims, bounds or {})
-    with without_weights(model, resized, device) as arguments:
+    own = _check_linked(given, dims)
+    within = bounds or {}
+    sizes = trace_sizes(list(own), within, 0)
+    try:
+        return _trace_at(model, given, dims, sizes, trace_sizes(list(own), within, 1), within, device)
+    except TraceError as error:
+        is_usable = own != sizes and all(
+            n in within.get(name, (n,)) and (n > 1 or sizes[name] < 2) for name, n in own.items()
+        )
+        if "assertion failed" not in str(error) or not is_usable:
+            raise
+        # The inputs' values may agree with their sizes, and with no others.
+        return _trace_at(model, given, dims, own, own, within, device)
+
+
+def _trace_at(
+    model: torch.nn.Module,
+    given: Mapping[str, Any],
+    dims: Sequence[LeafDims],
+    sizes: Mapping[str, int],
+    other: Mapping[str, int],
+    bounds: Mapping[str, Range],
+    device: str,
+) -> TracedGraph:
+    varying = _varying(dims, bounds)
+    with without_weights(model, resize(given, dims, sizes), device) as arguments:
         inputs = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
         _check_leaves(inputs)
         before = read_attributes(model)
@@ -63,7 +84,6 @@ def trace(
         refuse_writes(model, before)
         try:
             named = _name_inputs(model, captured.inputs, inputs)
-            other = trace_sizes(list(sizes), bounds or {}, 1)
             tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other))
             return _assemble(captured, tree, arguments, inputs, named, dims, varying, sizes)
         finally:
@@ -128,7 +148,8 @@ def _check_leaves(inputs: Sequence[tuple[str, Any]]) -> None:
             )
 
 
-def _check_linked(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> None:
+def _check_linked(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> dict[str, int]:
+    """Return the example's size of each name; raise where one name has two."""
     tensors = {path: leaf for name, value in arguments.items() for path, leaf in leaves(value, name)}
     seen: dict[str, tuple[int, str]] = {}
     for leaf in dims:
@@ -140,6 +161,7 @@ def _check_linked(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> Non
                     f"dimension `{mark.name}` is `{known[0]}` at `{known[1]}` and `{size}` at `{place}`",
                     hint="dimensions of one name have one size; give the second a name of its own",
                 )
+    return {name: size for name, (size, _) in seen.items()}
 
 
 def _marks(inputs: Sequence[tuple[str, Any]], dims: Sequence[LeafDims]) -> list[dynamo.DimMark]:
