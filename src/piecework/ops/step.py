@@ -143,6 +143,11 @@ def step_context(step: Step) -> Iterator[Step]:
         _CURRENT.reset(token)
 
 
+def running_step() -> Step | None:
+    """Return the step that is running; None outside of any."""
+    return _CURRENT.get()
+
+
 def current_step(op: str, site: str) -> Step:
     """Return the step that is running, or raise an error that names the operator and the site that asked."""
     step = _CURRENT.get()

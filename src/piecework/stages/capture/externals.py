@@ -1,0 +1,115 @@
+"""Find every tensor that graphs read from outside, with its owner's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from piecework.errors import CaptureError
+from piecework.runtime.owners import AddressTable, External, Place, external_of, places_of
+from piecework.stages.capture.walk import tensors_in
+
+
+class Census:
+    """Watches a run and keeps what its operators read but did not make: memory that graphs will read as it lies."""
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        self.read: dict[int, tuple[str, Tensor]] = {}
+        self.written: set[int] = set()
+        self.called: set[str] = set()
+        self._made = {_address(tensor) for tensor in inputs}
+        self._inputs = frozenset(self._made)
+        self._kept: list[Tensor] = []
+
+    def around(self, name: str, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make an operator's call and note what it read from outside, and which inputs it wrote to."""
+        self.called.add(name.partition(".")[0])
+        for tensor in tensors_in([args, kwargs]):
+            address = _address(tensor)
+            if address not in self._made and tensor.numel():
+                self.read.setdefault(address, (name, tensor))
+        self._note_writes(operator, args, kwargs)
+        found = operator(*args, **kwargs)
+        for tensor in tensors_in([found]):
+            # Kept to the end of the run, so that no later tensor lies at the address of an earlier one.
+            self._made.add(_address(tensor))
+            self._kept.append(tensor)
+        return found
+
+    def _note_writes(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for index, argument in enumerate(operator._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                self.written |= {_address(t) for t in tensors_in([value]) if _address(t) in self._inputs}
+
+    def close(self) -> None:
+        self._kept.clear()
+
+
+class Owners:
+    """Everything that is known to hold tensors: the model or program, and what the caller named."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._roots = dict(roots)
+
+    def add(self, name: str, root: Any) -> None:
+        self._roots[name] = root
+
+    def places(self) -> list[Place]:
+        """Return every place of every owner, as it is now."""
+        return [place for name, root in self._roots.items() for place in places_of(root, name)]
+
+    def find(self, name: str) -> Place | None:
+        return next((place for place in self.places() if place.name == name), None)
+
+
+def record_externals(
+    table: AddressTable, owners: Owners, weights: Mapping[str, Tensor], census: Census | None
+) -> tuple[str, ...]:
+    """Fill the table with what graphs read; return the names of those that no known owner holds.
+
+    A weight belongs to whoever holds a tensor of its name or its address; so does whatever else was seen to be read.
+    """
+    places = owners.places()
+    by_address: dict[int, list[Place]] = {}
+    for place in places:
+        if place.tensor.numel():
+            by_address.setdefault(_address(place.tensor), []).append(place)
+    by_name = {place.name: place for place in places}
+    found: list[External] = []
+    for name, tensor in weights.items():
+        holders = by_address.get(_address(tensor), []) if tensor.numel() else []
+        named = by_name.get(name)
+        for place in holders or ([named] if named is not None else []):
+            found.append(external_of(place, tensor, is_weight=True))
+    unowned = []
+    for address, (operator, tensor) in census.read.items() if census is not None else ():
+        holders = by_address.get(address, [])
+        found.extend(external_of(place, place.tensor) for place in holders)
+        if not holders and address not in {_address(weight) for weight in weights.values()}:
+            label = f"a {_describe(tensor)} that `{operator}` reads"
+            table.hold(label, tensor)
+            unowned.append(label)
+    table.add(found)
+    return tuple(unowned)
+
+
+def refuse_written_inputs(census: Census, inputs: Mapping[str, Tensor]) -> None:
+    """Raise where the model writes to an input that is copied: the caller's own tensor would never see it."""
+    written = [name for name, tensor in inputs.items() if _address(tensor) in census.written]
+    if written:
+        raise CaptureError(
+            f"the model writes to its input `{written[0]}`, which a captured program would copy",
+            hint=f"name it at capture, fixed={{'{written[0]}': tensor}}, and pass that tensor in every call",
+            facts={"inputs": written},
+        )
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} tensor"
