@@ -39,6 +39,7 @@ class InductorCompiler:
         self._threads = threads or torch.get_num_threads()
         self._parent = working_folder
         self._open: contextlib.ExitStack | None = None
+        self._has_folder = False
 
     @property
     def version(self) -> str:
@@ -47,14 +48,13 @@ class InductorCompiler:
         return f"format={FORMAT} torch={torch.__version__} threads={self._threads}{extra}"
 
     def __enter__(self) -> InductorCompiler:
-        self._open = contextlib.ExitStack()
-        self._open.enter_context(private_folder(self._parent))
+        self._open = contextlib.ExitStack()  # the folder is made by the first piece: there may be none to compile
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._open is not None:
             self._open.close()
-            self._open = None
+            self._open, self._has_folder = None, False
 
     def compile(self, text: str, box: Box) -> Artifact:
         """Compile one piece for one box; output that our loader does not know becomes kind `torch`, with the reason."""
@@ -73,11 +73,14 @@ class InductorCompiler:
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[None]:
-        if self._open is not None:
-            yield
-        else:
+        if self._open is None:
             with private_folder(self._parent):
                 yield
+        else:
+            if not self._has_folder:
+                self._open.enter_context(private_folder(self._parent))
+                self._has_folder = True
+            yield
 
 
 def _strip(piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]) -> Artifact:

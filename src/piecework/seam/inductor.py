@@ -23,7 +23,7 @@ from piecework.errors import CompileError
 from piecework.seam.rebuild import RebuiltPiece
 from piecework.values.shapes import Box, format_box
 
-_LOCK = threading.RLock()  # the compiler's caches and its environment are the process's
+_COMPILING = threading.Lock()  # the compiler's settings and caches are the process's
 _SETTINGS: Mapping[str, Any] = {
     # Checked by our own signature and guards, once a call instead of once a piece.
     "size_asserts": False,
@@ -63,31 +63,59 @@ class CompilerOutput:
     cpp_compiler: str
 
 
-@contextlib.contextmanager
-def private_folder(parent: str | None) -> Iterator[None]:
-    """Give the compiler an empty folder for its files, and remove it afterwards.
+class _PrivateFolder:
+    """The compiler's folder: there while anyone in the process builds, shared by all who do, removed with the last.
+
+    Where it lies is the process's environment, so two of them at a time cannot be.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._open = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def use(self, parent: str | None) -> Iterator[None]:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._open.enter_context(_folder(parent))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._open.close()
+
+
+_private = _PrivateFolder()
+
+
+def private_folder(parent: str | None) -> contextlib.AbstractContextManager[None]:
+    """Give the compiler an empty folder for its files under `parent` (the temp folder), and remove it afterwards.
 
     Pieces compiled inside one block share precompiled headers and equal kernels.
     """
+    return _private.use(parent)
+
+
+@contextlib.contextmanager
+def _folder(parent: str | None) -> Iterator[None]:
     from torch._inductor import codecache
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._inductor.utils import fresh_cache
 
-    failure: BaseException | None = None
-    with _LOCK, fresh_cache(dir=parent):
+    with fresh_cache(dir=parent):
         headers, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
         # By default precompiled headers lie in a folder of the temp folder that other users can make first.
         codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = f"{cache_dir()}/headers", f"{cache_dir()}/headers/locks"
         codecache._precompile_header.cache_clear()
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - raised below: `fresh_cache` would keep the folder and warn
-            failure = error
         finally:
             codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers, locks
             codecache._precompile_header.cache_clear()
-    if failure is not None:
-        raise failure
 
 
 def run_inductor(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> CompilerOutput:
@@ -129,6 +157,7 @@ def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput
     context = TracingContext(piece.mode)
     functorch = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
+        _COMPILING,
         tracing(context),
         torch.no_grad(),
         _quiet(),
@@ -155,7 +184,7 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
     settings = {**_SETTINGS, "cpp.vec_isa_ok": True, **options}
     patches = {name: value for name, value in settings.items() if name in known}
     try:
-        with tracing(TracingContext(piece.mode)), torch.no_grad(), _quiet():
+        with _COMPILING, tracing(TracingContext(piece.mode)), torch.no_grad(), _quiet():
             artifact: Any = standalone_compile(
                 piece.module,
                 list(piece.inputs),

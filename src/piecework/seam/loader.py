@@ -10,14 +10,14 @@ import importlib.util
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
 from piecework.errors import BindError, Incompatible, StoreError
+from piecework.seam.code import LoadedCode, TorchCode
 from piecework.seam.eager_text import prepare_text
 from piecework.seam.launch import make_launcher
 from piecework.seam.probe import missing_for
@@ -28,56 +28,6 @@ KernelPath = Callable[[str], Path]  # a kernel's digest to a file that the dynam
 _DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _kernels: dict[str, Callable[..., None]] = {}
 _lock = threading.Lock()
-
-
-class LoadedCode:
-    """Code of one artifact; `bind` makes the callable of one site.
-
-    `call` is the code that runs on every step, `prepare` what runs once per site on its weights. Weights and prepared
-    views are the callable's globals, so that a call passes symbols and activations alone.
-    """
-
-    def __init__(self, call: CodeType, names: Mapping[str, Any], weights: Sequence[str], prepare: Any = None) -> None:
-        self._call = call
-        self._names = dict(names)
-        self._weights = tuple(weights)
-        self._prepare = prepare
-
-    def bind(self, weights: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
-        return FunctionType(self._call, self.globals_for(weights), "piece")
-
-    def globals_for(self, weights: Sequence[Any]) -> dict[str, Any]:
-        """Return the globals of one site: functions, kernels, weights and the views prepared of them."""
-        if len(weights) != len(self._weights):
-            raise BindError(f"a piece takes {len(self._weights)} weights, `{len(weights)}` were given")
-        names = self._names | dict(zip(self._weights, weights, strict=True))
-        device = next((w.device for w in weights if w.device.type == "cuda"), None)
-        if device is not None:
-            names["device_index"] = device.index
-        if self._prepare is not None:
-            with torch.no_grad():
-                names |= self._prepare(*weights)
-        return names
-
-
-class TorchCode:
-    """A piece that torch's own `CompiledArtifact` runs: output that our loader did not know at the build."""
-
-    def __init__(self, function: Callable[..., Any], weight_count: int) -> None:
-        self._function = function
-        self._weight_count = weight_count
-
-    def bind(self, weights: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
-        if len(weights) != self._weight_count:
-            raise BindError(f"a piece takes {self._weight_count} weights, `{len(weights)}` were given")
-        function, bound = self._function, tuple(weights)
-
-        def run(*args: Any) -> tuple[Any, ...]:
-            return tuple(function(*args, *bound))
-
-        return run
 
 
 def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | TorchCode:
@@ -115,7 +65,7 @@ def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:
             f"a piece calls an operator that is not registered here: `{error}`",
             hint=f"import the module that registers the operators of `{spaces}` before loading",
         ) from error
-    return LoadedCode(names["call"].__code__, names, facts["weights"], names.get("prepare"))
+    return LoadedCode(names["call"].__code__, names, facts["weights"], names.get("prepare"), artifact.text)
 
 
 def load_kernel(path: Path) -> Callable[..., None]:

@@ -1,0 +1,141 @@
+"""Code of a loaded artifact, bound to the weights of each site that uses it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from piecework.errors import BindError
+from piecework.seam.arena import StaticCode, split_static
+
+Piece = Callable[..., tuple[Any, ...]]
+_SplitKey = tuple[tuple[str, ...], frozenset[int], tuple[str, ...]]
+_MOST_SIZES = 32  # for which one piece keeps memory
+
+
+@dataclass(frozen=True)
+class StaticPiece:
+    """A callable for one size, and those of its outputs that are the same tensors at every call, by position."""
+
+    call: Piece
+    outputs: Mapping[int, Any]
+
+
+class LoadedCode:
+    """Code of one artifact; `bind` makes the callable of one site.
+
+    `call` is the code that runs on every step, `prepare` what runs once per site on its weights. Weights and prepared
+    views are the callable's globals, so that a call passes symbols and activations alone.
+    """
+
+    def __init__(
+        self, call: CodeType, names: Mapping[str, Any], weights: Sequence[str], prepare: Any = None, text: str = ""
+    ) -> None:
+        self._call = call
+        self._names = dict(names)
+        self._weights = tuple(weights)
+        self._prepare = prepare
+        self._text = text
+        self._splits: dict[_SplitKey, StaticCode | None] = {}
+        self._inside: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of what a call passes: symbols, then activations."""
+        return self._call.co_varnames[: self._call.co_argcount]
+
+    def bind(self, weights: Sequence[Any]) -> Piece:
+        """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
+        return FunctionType(self._call, self._globals_for(weights), "piece")
+
+    def bind_static(
+        self,
+        weights: Sequence[Any],
+        sizes: Mapping[str, int],
+        *,
+        fresh: Collection[int],
+        given: Mapping[str, Any] | None = None,
+    ) -> StaticPiece | None:
+        """Return a callable like `bind`'s for these `sizes` alone, which allocates next to nothing; None if it cannot.
+
+        Outputs at the positions in `fresh` are new at every call; the others lie in memory of this site and hold until
+        its next call. `given` are activations that will be the same tensors at every call, by parameter name: their
+        views are made now. One call at a time: the sites of a piece share what stays inside it.
+        """
+        given = given or {}
+        split = self._split((tuple(sizes), frozenset(fresh), tuple(given)))
+        if split is None:
+            return None
+        names = self._globals_for(weights) | dict(sizes) | dict(given)
+        names |= self._inside_for(split, sizes)
+        with torch.no_grad():
+            exec(split.once, names)
+            outputs = {i: eval(text, names) for i, text in enumerate(split.outputs) if text}
+        exec(split.hot, names)
+        return StaticPiece(names["call"], outputs)
+
+    def _split(self, key: _SplitKey) -> StaticCode | None:
+        with self._lock:
+            if key not in self._splits:
+                self._splits[key] = split_static(self._text, *key) if self._text else None
+            return self._splits[key]
+
+    def _inside_for(self, split: StaticCode, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Return the buffers that stay inside the piece at these sizes, the same for all its sites."""
+        key = (split.fresh, *sizes.items())
+        with self._lock:
+            if key not in self._inside:
+                while len(self._inside) >= _MOST_SIZES:
+                    del self._inside[next(iter(self._inside))]
+                names = self._names | dict(sizes)
+                before = set(names)
+                exec(split.inside, names)
+                self._inside[key] = {name: value for name, value in names.items() if name not in before}
+            return self._inside[key]
+
+    def _globals_for(self, weights: Sequence[Any]) -> dict[str, Any]:
+        if len(weights) != len(self._weights):
+            raise BindError(f"a piece takes {len(self._weights)} weights, `{len(weights)}` were given")
+        names = self._names | dict(zip(self._weights, weights, strict=True))
+        device = next((w.device for w in weights if w.device.type == "cuda"), None)
+        if device is not None:
+            names["device_index"] = device.index
+        if self._prepare is not None:
+            with torch.no_grad():
+                names |= self._prepare(*weights)
+        return names
+
+
+class TorchCode:
+    """A piece that torch's own `CompiledArtifact` runs: output that our loader did not know at the build."""
+
+    def __init__(self, function: Callable[..., Any], weight_count: int) -> None:
+        self._function = function
+        self._weight_count = weight_count
+
+    def bind(self, weights: Sequence[Any]) -> Piece:
+        """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
+        if len(weights) != self._weight_count:
+            raise BindError(f"a piece takes {self._weight_count} weights, `{len(weights)}` were given")
+        function, bound = self._function, tuple(weights)
+
+        def run(*args: Any) -> tuple[Any, ...]:
+            return tuple(function(*args, *bound))
+
+        return run
+
+    def bind_static(
+        self,
+        weights: Sequence[Any],
+        sizes: Mapping[str, int],
+        *,
+        fresh: Collection[int],
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say that this piece has no such callable."""
