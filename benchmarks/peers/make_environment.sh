@@ -15,12 +15,12 @@ TRITON=${TRITON:-3.7.1}
 PYTHON=${PYTHON:-python3.11}
 PEERS=${PEERS:?set PEERS to a folder outside the repository}
 repository=$(cd "$(dirname "$0")/../.." && pwd)
-mkdir -p "$PEERS"
-PEERS=$(cd "$PEERS" && pwd)
+PEERS=$(realpath -m "$PEERS")
 case $PEERS/ in
     "$repository"/*) echo "PEERS=$PEERS lies inside the repository; choose a folder outside it" >&2; exit 2 ;;
 esac
 
+mkdir -p "$PEERS"
 [ -x "$PEERS/venv/bin/pip" ] || "$PYTHON" -m venv "$PEERS/venv"
 pip="$PEERS/venv/bin/pip"
 "$pip" install -q "torch==$TORCH"
