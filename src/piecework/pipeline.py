@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from piecework.events import Observer, SplitDone, phase
+from piecework.errors import ArtifactMissing
+from piecework.events import Observer, RecordMiss, SplitDone, phase
 from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
@@ -16,7 +17,7 @@ from piecework.stages.evidence import collect, what_changed, why_stale
 from piecework.stages.find import find_record, read_program, require_modules
 from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
-from piecework.store.protocol import PROGRAM, KernelStore
+from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
 from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_sources
 from piecework.values.artifact import Compiler
 from piecework.values.declaration import Dynamic
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from piecework.stages.audit import Side
 
 
+Result = TypeVar("Result")
 # Is shown each value between two stages by its name, and gives the value to go on with.
 Witness = Callable[[str, Any], Any]
 
@@ -85,8 +87,30 @@ def compile_model(
     model: torch.nn.Module | None = None,
 ) -> Program:
     """Return the program of a request: found in the store, or traced, cut and compiled into it."""
+    return start_from(
+        request,
+        lambda key, record: bind_record(key, record, weights, bodies, store, observer, model=model),
+        store,
+        observer,
+        model=model,
+    )
+
+
+def start_from(
+    request: Request,
+    finish: Callable[[str, Record], Result],
+    store: KernelStore,
+    observer: Observer,
+    *,
+    model: torch.nn.Module | None = None,
+) -> Result:
+    """Return what `finish` makes of a request's record; where something it reads is damaged or gone, build it anew."""
     key, record = find_or_build(request, store, observer, model=model)
-    return bind_record(key, record, weights, bodies, store, observer, model=model)
+    try:
+        return finish(key, record)
+    except ArtifactMissing as error:
+        observer(RecordMiss(lookup=key.partition(".")[0], reason=error.message))
+        return finish(*build(request, store, observer))
 
 
 def find_or_build(
@@ -223,6 +247,18 @@ def bind_record(
 def with_siblings(record: Record, store: KernelStore) -> tuple[Record, ...]:
     """Return a record and those that serve its other sizes."""
     return (record, *(read_program(key, store) for key in record.siblings))
+
+
+def require_artifacts(record: Record, store: KernelStore) -> None:
+    """Raise ArtifactMissing unless everything that a start from the record reads is in the store, and whole."""
+    for one in with_siblings(record, store):
+        store.read_blob(one.constants)
+        for piece in one.pieces:
+            store.read_blob(piece.text)
+            for key in piece.artifacts.values():
+                artifact = store.read_record(ARTIFACT, key)
+                for digest in (artifact["text"], *artifact["kernels"].values()):
+                    store.read_blob(digest)
 
 
 def _wanted(record: Record) -> dict[tuple[int, str], str]:

@@ -1,4 +1,4 @@
-"""Model folders: build a store for one, open one as a program. A warm start imports no model library and traces nothing."""
+"""Model folders: build a store for one, open one as a program; a warm start imports no model library, traces nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from piecework.errors import ModelError, OptionError
 from piecework.events import Observer, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
 from piecework.options import NONE, STOCK, CompileOptions
-from piecework.pipeline import Request, Source, bind_record, find_or_build, with_siblings
+from piecework.pipeline import Request, Source, bind_record, require_artifacts, start_from, with_siblings
 from piecework.runtime.program import Program
 from piecework.seam.toolchain import toolchain
 from piecework.store.protocol import KernelStore
@@ -93,8 +93,12 @@ def build_folder(
     watch = observer or report_to_log
     folder = open_folder(locate(model, offline=offline))
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    key, record = find_or_build(alter(folder_request(folder, dtype, device, settings)), kept, watch)
-    return Built(key, record, folder)
+
+    def finish(key: str, record: Record) -> Built:
+        require_artifacts(record, kept)
+        return Built(key, record, folder)
+
+    return start_from(alter(folder_request(folder, dtype, device, settings)), finish, kept, watch)
 
 
 def open_model(
@@ -115,11 +119,14 @@ def open_model(
     if settings.mode in (NONE, STOCK):
         return _open_uncompiled(folder, dtype, device, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    key, record = find_or_build(alter(folder_request(folder, dtype, device, settings)), kept, watch)
-    with phase(watch, "weights"):
-        weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
-    program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch)
-    return _opened(program, folder, record, device, settings)
+
+    def finish(key: str, record: Record) -> OpenModel:
+        with phase(watch, "weights"):
+            weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
+        program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch)
+        return _opened(program, folder, record, device, settings)
+
+    return start_from(alter(folder_request(folder, dtype, device, settings)), finish, kept, watch)
 
 
 def _read(record: Record, folder: ModelFolder, store: KernelStore) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from piecework.api.folder import Alter, OpenModel, open_model, unaltered
 from piecework.engine.generate import Generation, generate
-from piecework.errors import ModelError
+from piecework.errors import ModelError, OptionError
 from piecework.events import Observer
 from piecework.options import CompileOptions
 from piecework.store.protocol import KernelStore
@@ -73,7 +73,16 @@ class LLM:
         """Return the token ids of a prompt; one given as ids is taken as it is."""
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt).ids)
-        return [int(token) for token in prompt]
+        ids = [int(token) for token in prompt]
+        size = self.model.folder.config.get("vocab_size")
+        wrong = next((token for token in ids if token < 0 or (isinstance(size, int) and token >= size)), None)
+        if wrong is not None:
+            raise OptionError(
+                f"token id `{wrong}` is not in the model's vocabulary",
+                hint=f"ids run from 0 to {size - 1}" if isinstance(size, int) else "ids are not negative",
+                facts={"token_id": wrong},
+            )
+        return ids
 
     def generate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from piecework.errors import ModelError
+from piecework.errors import ModelError, TraceError
 from piecework.models.experts import has_swappable_experts
 from piecework.models.folder import KvSite, refuse_config
 from piecework.models.interface import IMPLEMENTATION, PROBE, probing, register
@@ -46,8 +47,11 @@ def find_sites(model: Any) -> tuple[KvSite, ...]:
     probe.set_attn_implementation(PROBE)
     probe.config.pad_token_id = None  # with one, some models read their input's values, and there are none here
     tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
-    with probing() as seen, torch.no_grad():
-        probe(input_ids=tokens, position_ids=tokens, use_cache=False)
+    try:
+        with probing() as seen, torch.no_grad():
+            probe(input_ids=tokens, position_ids=tokens, use_cache=False)
+    except (RuntimeError, NotImplementedError) as error:  # of the model's own code, which asks for values
+        raise _no_graph(kind, error) from error
     layers = config.get_text_config().num_hidden_layers
     names = [call.site for call in seen]
     if len(set(names)) != len(names) or len(names) != layers:
@@ -66,6 +70,16 @@ def find_sites(model: Any) -> tuple[KvSite, ...]:
                 facts={"site": site.name},
             )
     return sites
+
+
+def _no_graph(kind: str, error: Exception) -> TraceError:
+    """Say which line of the model's code cannot stand in a graph."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages/torch/" not in f.filename]
+    return TraceError(
+        f"`{kind}` does not trace to one full graph at {frames[-1].filename}:{frames[-1].lineno}: {error}",
+        hint="use torch.where, or make what reads values an opaque operator of your own",
+        facts={"file": frames[-1].filename, "line": frames[-1].lineno},
+    )
 
 
 class LogitsModel(nn.Module):

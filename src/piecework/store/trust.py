@@ -113,7 +113,7 @@ def find_open_folder(root: Path, user: int) -> tuple[Path, str] | None:
 def _fault_of(path: Path, user: int, *, is_root: bool) -> str:
     try:
         status = os.lstat(path)
-    except FileNotFoundError:  # not made yet: what will hold it is what counts
+    except (FileNotFoundError, NotADirectoryError):  # nothing is there: what will hold it is what counts
         return ""
     except OSError as error:
         return f"`{path}` cannot be examined ({error.strerror})"
