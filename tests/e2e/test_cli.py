@@ -109,7 +109,8 @@ def test_prompts_as_ids(cold: Done, model: Path, store: Path, tmp_path: Path) ->
 
 def test_eager_gives_the_same_tokens(cold: Done, model: Path) -> None:
     for flags in (("--enforce-eager",), ("-O0",), ("-cc.mode=0",), ("--compilation-config", '{"mode": "none"}')):
-        done = piecework("generate", model, "--prompt", PROMPT, "--max-tokens", "6", "--store", "memory", "--json", *flags)
+        given = ("generate", model, "--prompt", PROMPT, "--max-tokens", "6", "--store", "memory", "--json")
+        done = piecework(*given, *flags)
         assert done.document["token_ids"] == cold.document["token_ids"], flags
         assert (done.document["mode"], done.document["compiled"]) == ("none", 0)
 

@@ -132,7 +132,9 @@ def test_weights_of_another_shape_or_missing(damaged: Any, store: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if value and isinstance(value, tuple) and value[0].startswith("-") else "",
 )
-def test_an_option_that_cannot_be_used(model: Path, tmp_path: Path, flags: tuple[str, ...], said: tuple[str, ...]) -> None:
+def test_an_option_that_cannot_be_used(
+    model: Path, tmp_path: Path, flags: tuple[str, ...], said: tuple[str, ...]
+) -> None:
     given = [flag for flag in EAGER if "--max-num-batched-tokens" not in flags or flag not in EAGER[2:]]
     given = [flag for flag in given if "--compiler" not in flags or flag not in EAGER[:2]]
     prompt = () if "--prompt-ids" in flags else ("--prompt-ids", "5,6")

@@ -1,4 +1,4 @@
-"""Model folders: build a store for one, open one as a program; a warm start imports no model library, traces nothing."""
+"""Model folders: build a store for one, open one as a program; warm, no model library is imported."""
 
 from __future__ import annotations
 
