@@ -19,6 +19,7 @@ _PLACES = {
     "compilable": "piecework.values.declaration",
     "split_op": "piecework.values.declaration",
     "Dim": "piecework.values.declaration",
+    "no_compile": "piecework.seam.forbid:forbid_compilation",
     "errors": "piecework.errors",
     "events": "piecework.events",
 }
@@ -31,8 +32,9 @@ def __getattr__(name: str) -> Any:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module `piecework` has no attribute `{name}`")
-    module = importlib.import_module(place)
-    return module if place.endswith(f".{name}") else getattr(module, name)
+    path, _, attribute = place.partition(":")
+    module = importlib.import_module(path)
+    return module if path.endswith(f".{name}") else getattr(module, attribute or name)
 
 
 def __dir__() -> list[str]:

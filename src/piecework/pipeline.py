@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -125,7 +126,15 @@ def find_or_build(
         )
         return next((reason for reason in found if reason), "")
 
-    return find_record(request.factors, store, observer, stale) or build(request, store, observer)
+    found = find_record(request.factors, store, observer, stale)
+    if found is not None:
+        return found
+    group = key_of(request.factors)
+    known = set(store.list_records(PROGRAM, group))
+    with store.single_flight(f"program-{group}", lambda: set(store.list_records(PROGRAM, group)) > known) as flight:
+        if not flight.owned:
+            found = find_record(request.factors, store, observer, stale)
+        return found or build(request, store, observer)
 
 
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
@@ -217,6 +226,9 @@ def bind_record(
 ) -> Program:
     """Load the artifacts of a record and its siblings and bind them to weights and opaque bodies."""
     every = list(zip((key, *record.siblings), with_siblings(record, store), strict=True))
+    held = ExitStack()  # what a live process has bound is not evicted
+    for own, _ in every:
+        held.enter_context(store.hold(PROGRAM, own))
     for _, one in every:
         require_modules(one)
     wanted = [_wanted(one) for _, one in every]
@@ -240,7 +252,7 @@ def bind_record(
         evidence = [(one.sources, store.read_blob(one.evidence)) for _, one in every]
         return what_changed(evidence, live if live is not None else model, program.weights)
 
-    program.attach(rebind=bind_all, findings=findings)
+    program.attach(rebind=bind_all, findings=findings, release=held.close)
     return program
 
 

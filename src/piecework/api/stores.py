@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from piecework.env import Environment
+from piecework.errors import CorruptEntry, OptionError
 from piecework.events import FallBack, Observer, StoreWarning
+from piecework.stages.load import is_loadable
 from piecework.store.disk import DiskStore
 from piecework.store.layout import default_folder
 from piecework.store.memory import MemoryStore
-from piecework.store.protocol import KernelStore
+from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
+from piecework.store.trust import AnyFiles, OwnFiles, Trust
+from piecework.values.record import record_from
 
 log = logging.getLogger("piecework")
 
@@ -22,9 +28,45 @@ def default_store(observer: Observer, *, strict: bool = False) -> KernelStore:
         return MemoryStore()
     folder = environment.store or default_folder(environment.xdg_cache_home, environment.home)
     return DiskStore(
-        folder, observer=observer, strict=strict or environment.strict,
-        read_only=environment.store_read_only, write_only=environment.store_write_only,
-    )  # fmt: skip
+        folder,
+        observer=observer,
+        strict=strict or environment.strict,
+        read_only=environment.store_read_only,
+        write_only=environment.store_write_only,
+        trust=trust_of(environment.trust, environment.trusted_keys),
+        checks=CHECKS,
+    )
+
+
+def trust_of(policy: str, trusted_keys: str) -> Trust:
+    """Return the trust policy of a name: `own` (the default), `signed` with a file of public keys, or `any`."""
+    if policy in ("", "own"):
+        return OwnFiles()
+    if policy == "any":
+        return AnyFiles()
+    if policy == "signed":
+        if not trusted_keys:
+            raise OptionError("trust policy `signed` needs public keys", hint="set PIECEWORK_TRUSTED_KEYS=FILE")
+        from piecework.store.keys import read_trusted
+        from piecework.store.signing import SignedRecords
+
+        return SignedRecords(read_trusted(Path(trusted_keys)))
+    raise OptionError(f"trust policy `{policy}` is unknown", hint="use own, signed or any")
+
+
+def _program_fault(record: Mapping[str, Any]) -> str:
+    try:
+        record_from(record)
+    except CorruptEntry as error:
+        return error.message
+    return ""
+
+
+def _artifact_fault(record: Mapping[str, Any]) -> str:
+    return "" if is_loadable(record) else "it does not name what loading needs"
+
+
+CHECKS = {PROGRAM: _program_fault, ARTIFACT: _artifact_fault}
 
 
 def report_to_log(event: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,9 +46,11 @@ class Program:
         *,
         rebind: Callable[[Mapping[str, torch.Tensor]], Program],
         findings: Callable[[Any], tuple[str, ...]],
+        release: Callable[[], None],
     ) -> None:
-        """Give the program what `refresh` and `check` call; whoever bound it does so once."""
+        """Give the program what `refresh` and `check` call, and what lets go of its record when it is gone."""
         self._rebind, self._findings = rebind, findings
+        weakref.finalize(self, release)
 
     def check(self, model: Any = None) -> tuple[str, ...]:
         """Return what does not hold any more of what the program was traced and bound with; nothing if all holds.

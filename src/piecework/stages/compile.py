@@ -17,7 +17,7 @@ from typing import Any
 from piecework.errors import ArtifactMissing, CompileError
 from piecework.events import ArtifactCompiled, ArtifactReused, FallBack, Observer
 from piecework.values.key import artifact_factors, key_of
-from piecework.store.protocol import ARTIFACT, Store
+from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
 from piecework.values.shapes import Box
@@ -42,7 +42,7 @@ def compile_jobs(
     compiler: Compiler,
     fall_back: Compiler,
     toolchain: Mapping[str, str],
-    store: Store,
+    store: SharedStore,
     observer: Observer,
     *,
     budget_s: float = 0.0,
@@ -60,7 +60,7 @@ def _ensure(
     compiler: Compiler,
     fall_back: Compiler,
     toolchain: Mapping[str, str],
-    store: Store,
+    store: SharedStore,
     observer: Observer,
     budget_s: float,
 ) -> str:
@@ -69,15 +69,24 @@ def _ensure(
     if _is_stored(store, key):
         observer(ArtifactReused(piece=job.name, range=job.box_text, key=key))
         return key
-    started = time.perf_counter_ns()
-    artifact, used = _compile(job, compiler, fall_back, observer, budget_s)
-    write_artifact(store, key, artifact, factors)
+    with store.single_flight(key, lambda: _is_stored(store, key)) as flight:
+        if not flight.owned:
+            observer(ArtifactReused(piece=job.name, range=job.box_text, key=key))
+            return key
+        started = time.perf_counter_ns()
+        artifact, used = _compile(job, compiler, fall_back, observer, budget_s)
+        write_artifact(store, key, artifact, factors)
     observer(
         ArtifactCompiled(
-            piece=job.name, range=job.box_text, key=key, compiler=used, size_bytes=artifact.size_bytes,
-            start_ns=started, end_ns=time.perf_counter_ns(),
+            piece=job.name,
+            range=job.box_text,
+            key=key,
+            compiler=used,
+            size_bytes=artifact.size_bytes,
+            start_ns=started,
+            end_ns=time.perf_counter_ns(),
         )
-    )  # fmt: skip
+    )
     return key
 
 

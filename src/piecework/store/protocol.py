@@ -48,13 +48,6 @@ class Store(Protocol):
         """Forget a record; its blobs stay until they are collected. An absent one is no error."""
 
 
-class KernelStore(Store, Protocol):
-    """A store that can hand a blob to the dynamic linker."""
-
-    def kernel_path(self, digest: str) -> Path:
-        """Return a path by which the verified bytes of `digest` can be opened by `dlopen` while this process lives."""
-
-
 @dataclass(frozen=True)
 class Flight:
     """The outcome of asking for the right to do a piece of work once.
@@ -87,3 +80,10 @@ class SharedStore(Store, Protocol):
 
     def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
         """Keep a record, and all it refers to, from being evicted while the context is open."""
+
+
+class KernelStore(SharedStore, Protocol):
+    """A store that can hand a blob to the dynamic linker."""
+
+    def kernel_path(self, digest: str) -> Path:
+        """Return a path by which the verified bytes of `digest` can be opened by `dlopen` while this process lives."""
