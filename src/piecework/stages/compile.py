@@ -16,10 +16,10 @@ from typing import Any
 
 from piecework.errors import ArtifactMissing, CompileError
 from piecework.events import ArtifactCompiled, ArtifactReused, FallBack, Observer
-from piecework.values.key import artifact_factors, key_of
 from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
+from piecework.values.key import artifact_factors, key_of
 from piecework.values.shapes import Box
 
 
