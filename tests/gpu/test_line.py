@@ -59,7 +59,8 @@ def test_compiled_equals_eager_and_loads_without_a_compiler(tmp_path: Path) -> N
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     command = [sys.executable, "-c", LOAD, str(tmp_path / "store"), program.key, str(tmp_path), json.dumps(SIZES)]
     root = Path(__file__).parents[2]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=root, env={"PYTHONPATH": f"{root}/src:{root}", "HOME": str(tmp_path)})
+    environment = {"PYTHONPATH": f"{root}/src:{root}", "HOME": str(tmp_path)}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
     said = json.loads(ran.stdout.splitlines()[-1])
     assert said == {"imported": [], "spawned": []}

@@ -14,6 +14,7 @@ LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, str site
 
 @pw.split_op("gpu_toy::attention", capture="always")
 def attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, site: str) -> None:
+    """Copy the queries: the cost of an opaque call without attention in it."""
     out.copy_(q)
 
 
@@ -22,6 +23,8 @@ torch.library.register_fake("gpu_toy::attention", lambda q, k, v, out, site: Non
 
 
 class Norm(nn.Module):
+    """A root-mean-square norm that adds the residual first."""
+
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden))
@@ -36,11 +39,14 @@ class Norm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs of features by their position."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 class Layer(nn.Module):
+    """One decoder layer."""
+
     def __init__(self, hidden: int, heads: int, index: int) -> None:
         super().__init__()
         self.heads, self.site = heads, f"layers.{index}"
@@ -62,6 +68,8 @@ class Layer(nn.Module):
 
 
 class ToyLlama(nn.Module):
+    """The whole model, head included."""
+
     def __init__(self, layers: int, hidden: int, heads: int = 4, vocab: int = 512) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -81,5 +89,6 @@ class ToyLlama(nn.Module):
 
 
 def example(size: int, device: str) -> tuple[Tensor, Tensor]:
+    """Return token ids and positions, the same for one size."""
     generator = torch.Generator().manual_seed(size)
     return torch.randint(0, 512, (size,), generator=generator).to(device), torch.arange(size, device=device)

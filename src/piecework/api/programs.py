@@ -186,7 +186,7 @@ def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _device_of(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
-    first = next(iter(model.parameters()), None)
+    first: torch.Tensor | None = next(iter(model.parameters()), None)
     if first is None:
         first = next((leaf for leaf in arguments.values() if isinstance(leaf, torch.Tensor)), None)
     return "cpu" if first is None or first.device.type == "meta" else first.device.type

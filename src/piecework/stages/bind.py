@@ -237,7 +237,7 @@ def _leaves(record: Record) -> list[Leaf]:
                 leaf["same_as"],
                 leaf["written"],
             )
-        )  # type: ignore[arg-type]
+        )
     return found
 
 
