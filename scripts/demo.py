@@ -14,12 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from real_model import real_model
-
 import piecework as pw
 from piecework.api.stores import default_store, report_to_log
 from piecework.events import ArtifactCompiled, ArtifactLoaded, Phase, Recorder, fan_out
 from piecework.values.tolerance import decisive_margin
+from real_model import real_model
 
 SENTENCE = "The history of bread begins with wild grain, a flat stone and a fire, and it is longer than writing. "
 LENGTHS = (1, 2, 5, 16, 63, 64, 130, 300)
@@ -42,7 +41,8 @@ names = ("transformers", "torch._dynamo", "torch._inductor.config", "sympy")
 print(f"  import torch          {imported - began:8.2f} s")
 print(f"  warm start            {bound - opened:8.2f} s   from opening the store to a bound program, weights read")
 print(f"  first token           {done - began:8.2f} s   from process start")
-print(f"  compiled              {len(seen.of(ArtifactCompiled)):8d}     imported of the compiler: {[n for n in names if n in sys.modules] or 'nothing'}")
+imported = [name for name in names if name in sys.modules] or "nothing"
+print(f"  compiled {len(seen.of(ArtifactCompiled))}; imported of compiler and model library: {imported}")
 """
 
 
@@ -80,9 +80,8 @@ def report_start(model: pw.LLM, seen: Recorder, elapsed_s: float) -> None:
     record = model.model.record
     assert record is not None
     kinds = [region["kind"] for region in record.regions]
-    print(
-        f"  regions {len(kinds)}, opaque {kinds.count('opaque')}, sites {kinds.count('piece')}, distinct pieces {len(record.pieces)}"
-    )
+    opaque, sites = kinds.count("opaque"), kinds.count("piece")
+    print(f"  regions {len(kinds)}, opaque {opaque}, sites {sites}, distinct pieces {len(record.pieces)}")
     made, loaded = seen.of(ArtifactCompiled), seen.of(ArtifactLoaded)
     print(
         f"  trace {phases.get('trace', 0.0):.2f} s, compile {phases.get('compile', 0.0):.2f} s, start {elapsed_s:.2f} s"
@@ -124,18 +123,13 @@ def compare(folder: Path, prompts: list[list[int]], ours: list, count: int) -> i
         step = next((i for i, (a, b) in enumerate(zip(wanted, answer.token_ids, strict=True)) if a != b), None)
         if step is None:
             equal += 1
-        elif answer.generation.margins[step] > decisive_margin(norm, "float32"):
-            differing += 1
-            print(
-                f"  prompt of {len(prompt)} tokens differs at step {step}, with a lead of {answer.generation.margins[step]:.2e}"
-            )
-        else:
-            print(
-                f"  prompt of {len(prompt)} tokens parts at step {step}, where the lead is {answer.generation.margins[step]:.2e}: within tolerance"
-            )
-    print(
-        f"  {equal} of {len(prompts)} prompts equal Transformers' own {count} tokens, token for token; {differing} differ"
-    )
+            continue
+        lead = answer.generation.margins[step]
+        must_agree = lead > decisive_margin(norm, "float32")
+        differing += must_agree
+        verdict = "too much to differ" if must_agree else "within tolerance"
+        print(f"  prompt of {len(prompt)} tokens parts at step {step}, where the lead is {lead:.2e}: {verdict}")
+    print(f"  {equal} of {len(prompts)} prompts give Transformers' own {count} tokens; {differing} differ")
     return differing
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.gpu.toy import ToyLlama, example
 
 import piecework as pw
 from piecework.events import ArtifactCompiled, FallBack, Recorder
-from tests.gpu.toy import ToyLlama, example
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
