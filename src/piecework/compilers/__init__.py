@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
+from piecework.compilers.aot_eager import AotEagerCompiler
 from piecework.compilers.eager import EagerCompiler
+from piecework.compilers.function import CallableCompiler
 from piecework.compilers.inductor import InductorCompiler
 from piecework.errors import OptionError
 from piecework.values.artifact import Compiler
 
+NAMES = ("eager", "aot_eager", "inductor")
+
 
 def select_compiler(name: str | Callable[..., Any] | None) -> Compiler:
-    """Return the compiler of a name."""
+    """Return the compiler of a name, or one that calls a function of the user's for each piece."""
+    if callable(name):
+        return CallableCompiler(name)
     if name == "eager":
         return EagerCompiler()
+    if name == "aot_eager":
+        return AotEagerCompiler()
     if name == "inductor":
         return InductorCompiler()
-    raise OptionError(f"compiler `{name}` is unknown", hint="known are eager, aot_eager and inductor")
+    near = difflib.get_close_matches(str(name), NAMES, n=1)
+    meant = f"did you mean `{near[0]}`? " if near else ""
+    raise OptionError(f"compiler `{name}` is unknown", hint=f"{meant}known are {', '.join(NAMES)}, or a function")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from piecework.seam.check import check_seam
+from piecework.seam.convention import check_convention
 from piecework.seam.guards import assumed_guards
 from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_inductor
-from piecework.seam.kernels import check_convention, misaligned_inputs, read_constants, read_kernels
+from piecework.seam.kernels import misaligned_inputs, read_constants, read_kernels
 from piecework.seam.probe import machine_facts
 from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
 from piecework.seam.strip import strip_output
@@ -87,7 +88,7 @@ def _strip(piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...],
     stripped = strip_output(
         output.source, piece.names, piece.weight_names, read_constants(output), misaligned_inputs(output, piece.names)
     )
-    check_convention(piece, output, stripped)
+    check_convention(piece.names, output.metadata, stripped)
     kernels, launches = read_kernels(output, stripped.kernels)
     facts |= {"namespaces": list(stripped.namespaces)}
     if launches:

@@ -112,8 +112,11 @@ class LoadedCode:
         return names
 
 
-class TorchCode:
-    """A piece that torch's own `CompiledArtifact` runs: output that our loader did not know at the build."""
+class FunctionCode:
+    """A piece that a given function runs: torch's own `CompiledArtifact`, or what a compiler of the user's made.
+
+    The function takes symbols, activations and weights, in that order; a `_boxed_call` takes them as one list.
+    """
 
     def __init__(self, function: Callable[..., Any], weight_count: int) -> None:
         self._function = function
@@ -124,11 +127,9 @@ class TorchCode:
         if len(weights) != self._weight_count:
             raise BindError(f"a piece takes {self._weight_count} weights, `{len(weights)}` were given")
         function, bound = self._function, tuple(weights)
-
-        def run(*args: Any) -> tuple[Any, ...]:
-            return tuple(function(*args, *bound))
-
-        return run
+        if getattr(function, "_boxed_call", False):
+            return lambda *args: tuple(function([*args, *bound]))
+        return lambda *args: tuple(function(*args, *bound))
 
     def bind_static(
         self,

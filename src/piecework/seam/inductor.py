@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from piecework.errors import CompileError
+from piecework.errors import CompileError, CompileForbidden
 from piecework.seam.rebuild import RebuiltPiece
 from piecework.values.shapes import Box, format_box
 
@@ -157,10 +157,8 @@ def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput
     context = TracingContext(piece.mode)
     functorch = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
-        _COMPILING,
+        _exclusive(),
         tracing(context),
-        torch.no_grad(),
-        _quiet(),
         torch._functorch.config.patch(functorch),
         config.patch({"triton.autotune_at_compile_time": True}),
     ):
@@ -176,7 +174,6 @@ def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput
 
 def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
     """Compile a piece to the bytes of torch's own `CompiledArtifact`, whose load imports the compiler."""
-    import torch._functorch.config
     from torch._guards import TracingContext, tracing
     from torch._inductor import config, standalone_compile
 
@@ -184,7 +181,7 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
     settings = {**_SETTINGS, "cpp.vec_isa_ok": True, **options}
     patches = {name: value for name, value in settings.items() if name in known}
     try:
-        with _COMPILING, tracing(TracingContext(piece.mode)), torch.no_grad(), _quiet():
+        with _exclusive(), tracing(TracingContext(piece.mode)):
             artifact: Any = standalone_compile(
                 piece.module,
                 list(piece.inputs),
@@ -193,6 +190,25 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
                 aot=True,
             )
             return bytes(artifact.serialize())
+    except Exception as error:
+        raise _compile_error(error, box) from error
+
+
+@contextlib.contextmanager
+def _exclusive() -> Iterator[None]:
+    """Compile alone in the process, without gradients."""
+    with _COMPILING, torch.no_grad(), _quiet():
+        yield
+
+
+@contextlib.contextmanager
+def exclusive_compile(box: Box) -> Iterator[None]:
+    """Compile alone in the process; what fails is a CompileError that names the range."""
+    try:
+        with _exclusive():
+            yield
+    except CompileError:
+        raise
     except Exception as error:
         raise _compile_error(error, box) from error
 
@@ -259,6 +275,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _compile_error(error: BaseException, box: Box) -> CompileError:
     causes = list(_chain(error))
+    forbidden = next((cause for cause in causes if isinstance(cause, CompileForbidden)), None)
+    if forbidden is not None:
+        return forbidden
     names = {type(cause).__name__ for cause in causes}
     hint = "compile with `compiler=\"eager\"` to run this piece without Inductor"
     if "InvalidCxxCompiler" in names:
@@ -266,7 +285,7 @@ def _compile_error(error: BaseException, box: Box) -> CompileError:
     elif any(isinstance(cause, OSError) and "failed to map segment" in str(cause) for cause in causes):
         hint = "the temporary folder is mounted `noexec`: set TMPDIR to a folder that allows running code"
     return CompileError(
-        f"Inductor failed for range `{format_box(box)}`: `{_reason(causes)}`",
+        f"the compiler failed for range `{format_box(box)}`: `{_reason(causes)}`",
         hint=hint,
         facts={"box": format_box(box), "error": str(error)},
     )

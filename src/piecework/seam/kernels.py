@@ -12,8 +12,6 @@ import torch
 
 from piecework.seam.binary import blank_paths, cut_sections
 from piecework.seam.inductor import CompilerOutput
-from piecework.seam.rebuild import RebuiltPiece
-from piecework.seam.strip import StrippedText
 from piecework.seam.vocabulary import Refusal
 
 _LARGEST_CONSTANT = 4096
@@ -98,49 +96,6 @@ def _write_constant(name: str, tensor: torch.Tensor) -> str:
         raise Refusal(f"the graph holds a tensor `{name}` of {tensor.numel()} elements")
     values = re.sub(r"(?<![\w\"])(-?inf|nan)(?!\w)", r'float("\1")', repr(tensor.cpu().tolist()))
     return f'torch.tensor({values}, dtype={tensor.dtype}, device="{tensor.device.type}")'
-
-
-def check_convention(piece: RebuiltPiece, output: CompilerOutput, stripped: StrippedText) -> None:
-    """Refuse a piece whose results the output code alone does not give.
-
-    AOTAutograd puts a wrapper around the output code; ours has none, so there must be nothing for it to do.
-    """
-    metadata = output.metadata
-    found = {
-        "it writes to inputs after the graph": metadata.mutated_inp_runtime_indices,
-        "it returns views of tensors inside": metadata.num_intermediate_bases,
-        "it threads effect tokens": metadata.tokens,
-        "its random numbers are functionalised": metadata.is_rng_op_functionalized,
-        "it switches gradients": metadata.grad_enabled_mutation is not None,
-        "it takes tensor subclasses": [
-            meta for meta in metadata.subclass_inp_meta if type(meta).__name__ == "SubclassCreationMeta"
-        ],
-        "it awaits collectives": getattr(metadata, "act_input_indices", ()),
-    }
-    for reason, present in found.items():
-        if present:
-            raise Refusal(f"the piece needs AOTAutograd's wrapper: {reason}")
-    if len(stripped.returns) != len(metadata.output_info):
-        raise Refusal(f"output code returns {len(stripped.returns)} values for {len(metadata.output_info)} outputs")
-    for index, info in enumerate(metadata.output_info):
-        if info.output_type.name in ("alias_of_input", "is_input"):
-            base = piece.names[info.base_idx]
-            if not _is_view_of(stripped.returns[index], base, stripped.text):
-                raise Refusal(f"output {index} is a view of `{base}`, which the output code copies")
-
-
-def _is_view_of(expression: str, base: str, text: str) -> bool:
-    """Tell whether a returned expression is `base` or views made of it."""
-    seen: set[str] = set()
-    while expression not in seen:
-        seen.add(expression)
-        if expression == base:
-            return True
-        if match := re.match(r"(?:reinterpret_tensor|copy_if_misaligned)\((\w+),", expression):
-            expression = match.group(1)
-        elif match := re.search(rf"^ +{re.escape(expression)} = (.*)$", text, re.MULTILINE):
-            expression = match.group(1)
-    return expression == base
 
 
 def misaligned_inputs(output: CompilerOutput, names: Sequence[str]) -> Mapping[str, bool]:

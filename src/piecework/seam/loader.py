@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from piecework.errors import BindError, Incompatible, StoreError
-from piecework.seam.code import LoadedCode, TorchCode
+from piecework.seam.code import FunctionCode, LoadedCode
 from piecework.seam.eager_text import prepare_text
 from piecework.seam.launch import make_launcher
+from piecework.seam.objects import load_object
 from piecework.seam.probe import missing_for
-from piecework.values.artifact import INDUCTOR, TEXT, TORCH, Artifact
+from piecework.values.artifact import INDUCTOR, OBJECT, TEXT, TORCH, Artifact
 from piecework.values.digest import digest_bytes
 
 KernelPath = Callable[[str], Path]  # a kernel's digest to a file that the dynamic linker can open
@@ -30,11 +31,13 @@ _kernels: dict[str, Callable[..., None]] = {}
 _lock = threading.Lock()
 
 
-def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | TorchCode:
+def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | FunctionCode:
     """Make an artifact runnable; `kernel_path` gives the file of a kernel by the digest of its bytes."""
     if artifact.kind == TEXT:
         code, names, weights = prepare_text(artifact.text)
         return LoadedCode(code, names, weights)
+    if artifact.kind == OBJECT:
+        return load_object(artifact)
     missing = missing_for(artifact.facts.get("machine", {}))
     if missing:
         raise Incompatible(
@@ -109,11 +112,11 @@ def _kernel_error(path: Path, error: ImportError) -> Exception:
     )
 
 
-def _load_torch(artifact: Artifact) -> TorchCode:
+def _load_torch(artifact: Artifact) -> FunctionCode:
     from torch._inductor.standalone_compile import AOTCompiledArtifact
 
     function = AOTCompiledArtifact.deserialize(artifact.kernels["artifact"])
-    return TorchCode(function, len(artifact.facts["weights"]))
+    return FunctionCode(function, len(artifact.facts["weights"]))
 
 
 def _copy_if_misaligned(tensor: Any) -> Any:

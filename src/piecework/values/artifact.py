@@ -16,6 +16,7 @@ from piecework.values.shapes import Box
 TEXT = "text"
 INDUCTOR = "inductor"
 TORCH = "torch"
+OBJECT = "object"  # a callable of this process, made by the user's own compile function; never in a store on disk
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,175 @@
+"""See every compile in the process, in any thread, and forbid them for a while.
+
+Nothing of the compiler is imported for it: what is watched is marked when it is imported, by whom ever. Compilers that
+run as processes (a C++ compiler, `ptxas`) are seen by Python's audit events. A mark costs one comparison a compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any
+
+from piecework.errors import CompileForbidden
+
+# Module, function in it, what it is: each is passed by every compile of its kind, and looked up when it is called.
+_WATCHED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "torch._dynamo.convert_frame": (("_compile", "Dynamo"),),
+    "torch._functorch.aot_autograd": (("create_aot_state", "AOTAutograd"),),
+    "torch._inductor.compile_fx": (("_compile_fx_inner", "Inductor"),),
+    "triton.compiler.compiler": (("compile", "Triton"),),
+    "triton.compiler": (("compile", "Triton"),),
+}
+_COMPILERS = re.compile(r"(?:[\w.-]+-)?(?:g\+\+|gcc|c\+\+|cc|clang(?:\+\+)?|nvcc|hipcc|ptxas|icpx)(?:-[\d.]+)?")
+_MARK = "_piecework_watched"
+
+
+class _Watch:
+    """Counts compiles by kind, and raises while any block forbids them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._forbidden = 0
+        self._installed = False
+        self._lock = threading.Lock()
+
+    def install(self) -> None:
+        """Begin to watch; from then on for the life of the process."""
+        with self._lock:
+            if self._installed:
+                return
+            self._installed = True
+        sys.addaudithook(self._audit)
+        sys.meta_path.insert(0, _Finder(self))
+        for name in _WATCHED:
+            if name in sys.modules:
+                self.mark(sys.modules[name])
+
+    def mark(self, module: ModuleType) -> None:
+        """Put a mark on what is watched in a module."""
+        for function_name, kind in _WATCHED[module.__name__]:
+            function = getattr(module, function_name, None)
+            if callable(function) and not hasattr(function, _MARK):
+                setattr(module, function_name, self._marked(function, kind))
+
+    def _marked(self, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.note(kind)
+            return function(*args, **kwargs)
+
+        setattr(watched, _MARK, True)
+        return watched
+
+    def _audit(self, event: str, values: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and values:
+            words = [values[0], *(values[1] if isinstance(values[1], list | tuple) else [values[1]])][:2]
+            names = [PurePath(_text(word).split(" ")[0]).name for word in words if word]
+            found = next((name for name in names if _COMPILERS.fullmatch(name)), None)
+            if found is not None:
+                self.note(found)
+
+    def note(self, kind: str) -> None:
+        """Count one compile, and raise where that is forbidden now."""
+        self.counts[kind] += 1
+        if self._forbidden:
+            raise CompileForbidden(
+                f"`{kind}` was about to compile while compiling is forbidden",
+                hint="a call left what was compiled: a size outside the ranges, a function under torch.compile, or a "
+                "Triton kernel that was never run; compile it before, or leave the `no_compile()` block",
+                facts={"kind": kind, "thread": threading.current_thread().name},
+            )
+
+    @contextmanager
+    def forbid(self) -> Iterator[None]:
+        """Raise in every thread at each compile until the block ends."""
+        self.install()
+        with self._lock:
+            self._forbidden += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._forbidden -= 1
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Marks watched modules when they are imported; finds nothing itself."""
+
+    def __init__(self, watch: _Watch) -> None:
+        self._watch = watch
+        self._busy = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that the other finders give, its loader followed by our mark."""
+        if fullname not in _WATCHED or getattr(self._busy, "on", False):
+            return None
+        self._busy.on = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._busy.on = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _MarkingLoader(spec.loader, self._watch)
+        return spec
+
+
+class _MarkingLoader(importlib.abc.Loader):
+    """Loads as another loader does, then marks the module."""
+
+    def __init__(self, loader: Any, watch: _Watch) -> None:
+        self._loader = loader
+        self._watch = watch
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Make the module as the other loader does."""
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then mark what is watched in it."""
+        self._loader.exec_module(module)
+        self._watch.mark(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _text(word: Any) -> str:
+    return word.decode(errors="replace") if isinstance(word, bytes) else str(word)
+
+
+_watch = _Watch()
+
+
+@contextmanager
+def forbid_compilation() -> Iterator[None]:
+    """Make every compile in the process raise CompileForbidden, in every thread, until the block ends."""
+    with _watch.forbid():
+        yield
+
+
+@contextmanager
+def count_compilation() -> Iterator[Counter[str]]:
+    """Count compiles by kind (`Dynamo`, `AOTAutograd`, `Inductor`, `Triton`, a compiler's name) during the block.
+
+    The counter is filled when the block ends.
+    """
+    _watch.install()
+    before = Counter(_watch.counts)
+    found: Counter[str] = Counter()
+    try:
+        yield found
+    finally:
+        found.update(_watch.counts - before)
