@@ -18,7 +18,7 @@ from piecework.env import Environment
 from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.options import NONE, CompileOptions, from_mapping
-from piecework.store.protocol import KernelStore
+from piecework.store.protocol import KernelStore, RecordCheck
 
 DEFAULT, COMMAND_LINE = "default", "command line"
 TABLED = ("mode", "compiler")
@@ -145,8 +145,10 @@ def _store(flags: StoreFlags, environment: Environment) -> tuple[StoreFlags, dic
     return StoreFlags(**values, strict=flags.strict), origins
 
 
-def open_store(settings: Settings, observer: Observer) -> KernelStore:
-    """Open the store that the settings name."""
+def open_store(
+    settings: Settings, observer: Observer, checks: Mapping[str, RecordCheck] | None = None
+) -> KernelStore:
+    """Open the store that the settings name; `checks` say what a record of each kind must hold."""
     from piecework.store.disk import DiskStore
     from piecework.store.memory import MemoryStore
 
@@ -159,6 +161,7 @@ def open_store(settings: Settings, observer: Observer) -> KernelStore:
         write_only=bool(flags.store_write_only),
         strict=settings.options.strict,
         trust=_trust(str(flags.trust), Path(str(flags.trusted_keys))),
+        checks=checks,
         observer=observer,
         record_uses=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from piecework.cli.settings import Settings, gather, open_store
 from piecework.diagnostics.report_lines import ReportLines, Tally
 from piecework.env import Environment
 from piecework.events import Observer, fan_out
-from piecework.store.protocol import KernelStore
+from piecework.store.protocol import KernelStore, RecordCheck
 
 
 @dataclass(frozen=True)
@@ -32,4 +32,13 @@ def starting(compile_flags: CompileFlags, store_flags: StoreFlags) -> Iterator[S
     with progress() as draw:
         tally = Tally()
         observer = fan_out(tally, ReportLines(str(settings.store.store)), draw)
-        yield Start(settings, open_store(settings, observer), tally, observer)
+        yield Start(settings, open_store(settings, observer, _checks(settings)), tally, observer)
+
+
+def _checks(settings: Settings) -> Mapping[str, RecordCheck]:
+    """Return what records must hold; nothing is loaded for a store that keeps none."""
+    if settings.store.store == "memory":
+        return {}
+    from piecework.api.stores import CHECKS
+
+    return CHECKS

@@ -123,10 +123,9 @@ def gc(
     if output.json:
         print_json(asdict(found))
         return
-    print(
-        f"evicted {len(found.evicted)} records; removed {found.blobs_removed} blobs, {found.rubbish_removed} leftovers: "
-        f"{size_text(found.freed_bytes)} freed, {size_text(found.left_bytes)} left"
-    )
+    removed = f"{found.blobs_removed} blobs and {found.rubbish_removed} leftovers"
+    print(f"evicted {len(found.evicted)} records, removed {removed}")
+    print(f"{size_text(found.freed_bytes)} freed, {size_text(found.left_bytes)} left")
     if bound is not None and found.left_bytes > bound:
         print(f"{len(found.held)} records are in use, or young: the bound of {size_text(bound)} is not met yet")
 
