@@ -1,4 +1,4 @@
-"""Opaque operators of the case tests, and the comparison that each case makes: a program beside its model at many sizes."""
+"""Opaque operators of the case tests, and the comparison each case makes: a program beside its model at many sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _named(x: Tensor, name: str) -> Tensor:
 
 
 _define("fresh(Tensor x) -> Tensor", lambda x: x * 3, lambda x: torch.empty_like(x))
-_define("two(Tensor x) -> (Tensor, Tensor)", lambda x: (x + 1, x + 2), lambda x: (torch.empty_like(x), torch.empty_like(x)))
+_define(
+    "two(Tensor x) -> (Tensor, Tensor)", lambda x: (x + 1, x + 2), lambda x: (torch.empty_like(x), torch.empty_like(x))
+)
 _define("into(Tensor q, Tensor(a!) out) -> ()", _into, lambda q, out: None)
 _define("put(Tensor x) -> Tensor", _put, lambda x: torch.empty_like(x))
 _define("named(Tensor x, str name) -> Tensor", _named, lambda x, name: torch.empty_like(x))

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from case_operators import SPLIT, assert_serves, calls, compile_case, rows
 from torch import Tensor, nn
 
-import piecework as pw
-from piecework.errors import GuardError, OptionError, ShapeOutOfRange, SplitError
+from case_operators import assert_serves, calls, compile_case, rows
+from piecework.errors import GuardError, ShapeOutOfRange
 from piecework.events import Recorder, SplitDone
 
 ops = torch.ops.cases
@@ -255,10 +254,14 @@ def test_a_size_at_which_the_model_itself_fails_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.ones(64, 4)[x.shape[0] : 2 * x.shape[0]]
 
-    with pytest.raises(GuardError, match=r"does not trace at sizes `tokens 33-8192`.*test_cases_split.py:\d+") as raised:
+    with pytest.raises(
+        GuardError, match=r"does not trace at sizes `tokens 33-8192`.*test_cases_split.py:\d+"
+    ) as raised:
         compile_case(Tail(), rows(5))
     assert raised.value.hint.startswith("give `tokens` the largest size 32")
-    program = assert_serves(Tail(), rows, sizes=(1, 2, 7, 32), options={"ranges": ((1, 32),), "max_num_batched_tokens": 32})
+    program = assert_serves(
+        Tail(), rows, sizes=(1, 2, 7, 32), options={"ranges": ((1, 32),), "max_num_batched_tokens": 32}
+    )
     with pytest.raises(ShapeOutOfRange, match="`tokens` is `33`; the program serves `1` to `32`"):
         program(*rows(33))
 

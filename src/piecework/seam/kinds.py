@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,30 +46,42 @@ def names_operator(node: fx.Node, wanted: frozenset[str]) -> str:
 
 def mutated_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
     """Return the tensors that a node writes in place."""
-    schema = _schema(node)
-    if schema is not None:
+    kind = _writes(node.op, node.target)
+    if kind is NEVER and not node.kwargs:
+        return ()
+    if isinstance(kind, tuple):
         written: list[fx.Node] = []
-        for index, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-                written.extend(
-                    item
-                    for item in (value if isinstance(value, list | tuple) else [value])
-                    if isinstance(item, fx.Node)
-                )
+        for index, name in kind:
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(name)
+            items = value if isinstance(value, list | tuple) else [value]
+            written.extend(item for item in items if isinstance(item, fx.Node))
         return tuple(written)
-    first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
     out = node.kwargs.get("out")
-    written = [out] if isinstance(out, fx.Node) else []
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    found = [out] if isinstance(out, fx.Node) else []
+    first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+    if first is not None and (kind is FIRST or node.kwargs.get("inplace") is True):
+        found.append(first)
+    return tuple(found)
+
+
+NEVER, FIRST = "never", "first"
+
+
+@cache
+def _writes(op: str, target: Any) -> str | tuple[tuple[int, str], ...]:
+    """Say what a call of `target` writes: the arguments that its schema marks, its first one, or nothing."""
+    if op == "placeholder" or op == "output":
+        return NEVER
+    schema = _schema(target) if op == "call_function" else None
+    if schema is not None:
+        marked = [(index, a) for index, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+        return tuple((index, argument.name) for index, argument in marked) or NEVER
+    name = str(target) if op == "call_method" else getattr(target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    if first is not None and (in_place or node.target in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True):
-        written.append(first)
-    return tuple(written)
+    return FIRST if in_place or target in _IN_PLACE_OPERATORS else NEVER
 
 
-def _schema(node: fx.Node) -> Any:
-    target: Any = node.target
+def _schema(target: Any) -> Any:
     if isinstance(target, torch._ops.OpOverloadPacket):
         overloads = target.overloads()
         target = getattr(target, overloads[0]) if len(overloads) == 1 else None
@@ -79,6 +92,12 @@ def is_trivial(node: fx.Node) -> bool:
     """Tell whether a node only allocates, only views, or takes an item: work without a kernel."""
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     return name in _VIEWS or name in _ALLOCATIONS
+
+
+def is_view(node: fx.Node) -> bool:
+    """Tell whether a node may give a view of its first argument, or takes an item of a tuple of them."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return name in _VIEWS
 
 
 def is_state(node: fx.Node) -> bool:

@@ -89,6 +89,12 @@ def find(name: str) -> Callable[..., Any]:
     raise TraceError(f"`{name}` is not found in this process", hint="import the module that defines it first")
 
 
+def registered_operators() -> tuple[str, ...]:
+    """Return the name of every operator that is registered in this process, as `namespace::name`, in order."""
+    names = torch._C._dispatch_get_all_op_names()
+    return tuple(sorted({name.partition(".")[0] for name in names}))
+
+
 def module_of_operator(name: str) -> str | None:
     """Return the module whose code registered `ns::op` from Python, where that is known."""
     try:

@@ -14,7 +14,9 @@ import torch
 from torch import fx
 
 from piecework.errors import OptionError, SplitError
-from piecework.seam.kinds import is_trivial, mutated_arguments, names_operator, operator_name
+from piecework.seam.kinds import is_state, is_trivial, mutated_arguments, names_operator, operator_name
+from piecework.seam.names import registered_operators
+from piecework.seam.views import take_views_inside
 from piecework.values.declaration import registry
 from piecework.values.graph import INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
 
@@ -25,7 +27,7 @@ def resolve_split_ops(split_ops: Sequence[str], split_ops_only: Sequence[str] | 
     declared = registry.names()
     for name in asked:
         if name not in declared and not _is_registered(name):
-            near = difflib.get_close_matches(name, [*declared, *_names_beside(name)], n=1)
+            near = difflib.get_close_matches(name, {*declared, *registered_operators()}, n=1, cutoff=0.7)
             raise OptionError(
                 f"split operator `{name}` is not registered",
                 hint=f"did you mean `{near[0]}`?"
@@ -40,12 +42,6 @@ def _is_registered(name: str) -> bool:
     op, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, space), op, None) if space and op else None
     return packet is not None and (not overload or overload in packet.overloads())
-
-
-def _names_beside(name: str) -> list[str]:
-    space = name.partition("::")[0]
-    found = [op.partition("::")[2] for op in registry.names()]
-    return [f"{space}::{op}" for op in {*dir(getattr(torch.ops, space)), *found} if not op.startswith("_")]
 
 
 def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: bool = True) -> SplitGraph:
@@ -66,12 +62,26 @@ def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: 
         if is_opaque != was_opaque or (is_opaque and not merge_consecutive):
             region += 1
         place[node], was_opaque = region, is_opaque
+    _check_modes(calls, place)
+    take_views_inside(graph, place, opaque)
     groups: dict[int, list[fx.Node]] = {}
-    for node in calls:
-        groups.setdefault(place[node], []).append(node)
+    for node in graph.nodes:
+        if node in place:
+            groups.setdefault(place[node], []).append(node)
     ordered = [groups[index] for index in sorted(groups)]
     stretches = tuple(_stretch(nodes, opaque, place) for nodes in ordered)
     return SplitGraph(traced, stretches, tuple(sorted(set(opaque.values()))), tuple(sorted(called)))
+
+
+def _check_modes(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
+    """Refuse a span of autocast with an opaque call inside: its pieces would run without it."""
+    for node in calls:
+        opened = node.args[0] if is_state(node) and node.args else None
+        if isinstance(opened, fx.Node) and place[opened] != place[node]:
+            raise SplitError(
+                "an opaque call stands inside `torch.autocast`, which cannot span a cut",
+                hint="close the autocast block before the opaque call and open another one after it",
+            )
 
 
 def _is_tuple(node: object) -> bool:

@@ -34,7 +34,8 @@ def unique(cut: SplitGraph) -> Plan:
     """Write each stretch as text and keep each distinct text once."""
     names, values = _name_values(cut)
     texts: dict[str, int] = {}
-    regions = tuple(_region(stretch, names, cut, texts) for stretch in cut.stretches)
+    graph = _Graph(cut, names)
+    regions = tuple(_region(stretch, names, graph, texts) for stretch in cut.stretches)
     result = _resolve_result(cut, names, values)
     return Plan(tuple(texts), regions, values, result, cut.split_ops, cut.operators)
 
@@ -61,11 +62,11 @@ def _name_values(cut: SplitGraph) -> tuple[dict[fx.Node, str], dict[str, Binding
     return names, values
 
 
-def _region(stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph, texts: dict[str, int]) -> Region:
+def _region(stretch: Stretch, names: Mapping[fx.Node, str], graph: _Graph, texts: dict[str, int]) -> Region:
     if stretch.kind != PIECE:
         calls = tuple(_opaque_call(node, names) for node in stretch.nodes if not _is_item(node))
         return Region(stretch.kind, results=tuple(names[n] for n in stretch.outputs), calls=calls)
-    text, arguments, symbols = _piece(stretch, names, cut)
+    text, arguments, symbols = _piece(stretch, names, graph)
     number = texts.setdefault(text, len(texts))
     results = tuple(names[node] for node in stretch.outputs)
     return Region(PIECE, number, arguments, results, symbols=symbols)
@@ -112,35 +113,49 @@ class _Numbers(Mapping[fx.Node, str]):
         return len(self._names)
 
 
+class _Graph:
+    """What is looked up of the whole graph once: its symbols, its weights, the users of numbers."""
+
+    def __init__(self, cut: SplitGraph, names: Mapping[fx.Node, str]) -> None:
+        bindings = cut.traced.bindings
+        places = cut.traced.graph.find_nodes(op="placeholder")
+        self.symbols = {node: names[node] for node in places if bindings[node.name].kind == "symbol"}
+        self.by_name = {name: node for node, name in self.symbols.items()}
+        self.static = {node for node in places if bindings[node.name].is_static}
+        numbers = [node for node in cut.traced.graph.nodes if node.meta.get("number")]
+        self.counting = {user for number in numbers for user in number.users if not user.meta.get("number")}
+        self._in_size: dict[Size, tuple[str, ...]] = {}
+
+    def names_in(self, size: Size) -> tuple[str, ...]:
+        """Return the declared names that a size speaks of."""
+        if size not in self._in_size:
+            self._in_size[size] = tuple(word for word in _WORD.findall(str(size)) if word in self.by_name)
+        return self._in_size[size]
+
+
 def _piece(
-    stretch: Stretch, names: Mapping[fx.Node, str], cut: SplitGraph
+    stretch: Stretch, names: Mapping[fx.Node, str], graph: _Graph
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    bindings = cut.traced.bindings
-    given = [node for node in stretch.inputs if not _is_symbol(node, bindings)]
-    numbers = _numbers_in(stretch)
-    symbols = _symbols(given, numbers, bindings, names)
+    given = [node for node in stretch.inputs if node not in graph.symbols]
+    nodes = list(stretch.nodes)
+    if not graph.counting.isdisjoint(nodes):
+        nodes = _with_numbers(nodes)
+    symbols = _symbols(given, stretch.inputs, nodes, graph)
     own = {symbol: f"s{index}" for index, symbol in enumerate(symbols)}
-    static = [node for node in given if node.name in bindings and bindings[node.name].is_static]
+    static = [node for node in given if node in graph.static]
     scalars = [node for node in given if not isinstance(node.meta["spec"], TensorSpec)]
-    tensors = [node for node in given if node not in set(static) and node not in set(scalars)]
+    apart = {*static, *scalars}
+    tensors = [node for node in given if node not in apart]
     _check_alias(stretch, tensors)
-    by_name = {
-        names[node]: node for node in cut.traced.graph.find_nodes(op="placeholder") if _is_symbol(node, bindings)
-    }
-    parameters = [(by_name[symbol], own[symbol], "int") for symbol in symbols]
-    unbacked = {names[node]: f"u{index}" for index, node in enumerate(scalars)}
+    parameters = [(graph.by_name[symbol], own[symbol], "int") for symbol in symbols]
+    rename = {**own, **{names[node]: f"u{index}" for index, node in enumerate(scalars)}}
     parameters += [(node, f"u{index}", _scalar(node)) for index, node in enumerate(scalars)]
-    rename = {**own, **unbacked}
     parameters += [(node, f"x{index}", str(_rename(node.meta["spec"], rename))) for index, node in enumerate(tensors)]
     parameters += [
         (node, f"w{index}", str(_rename(node.meta["spec"], rename).as_weight())) for index, node in enumerate(static)
     ]
-    text = format_piece(parameters, _with_numbers(stretch, numbers), stretch.outputs)
+    text = format_piece(parameters, nodes, stretch.outputs)
     return text, tuple(names[node] for node, _, _ in parameters), tuple(symbols)
-
-
-def _is_symbol(node: fx.Node, bindings: Mapping[str, Binding]) -> bool:
-    return node.op == "placeholder" and bindings[node.name].kind == "symbol"
 
 
 def _scalar(node: fx.Node) -> str:
@@ -148,23 +163,8 @@ def _scalar(node: fx.Node) -> str:
     return "int unbacked" if kind == "int" else kind
 
 
-def _numbers_in(stretch: Stretch) -> list[fx.Node]:
-    """Return the number nodes that a stretch needs, inner ones first."""
-    found: dict[fx.Node, None] = {}
-
-    def visit(node: fx.Node) -> None:
-        for source in node.all_input_nodes:
-            if source.meta.get("number") and source not in found:
-                visit(source)
-                found[source] = None
-
-    for node in stretch.nodes:
-        visit(node)
-    return list(found)
-
-
-def _with_numbers(stretch: Stretch, numbers: Sequence[fx.Node]) -> list[fx.Node]:
-    """Place each number before the first node that needs it; unneeded order is kept."""
+def _with_numbers(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Place each number that the nodes need before the first that needs it."""
     placed: set[fx.Node] = set()
     ordered: list[fx.Node] = []
 
@@ -175,27 +175,24 @@ def _with_numbers(stretch: Stretch, numbers: Sequence[fx.Node]) -> list[fx.Node]
                 place(source)
                 ordered.append(source)
 
-    for node in stretch.nodes:
-        if numbers:
-            place(node)
+    for node in nodes:
+        place(node)
         ordered.append(node)
     return ordered
 
 
-def _symbols(
-    given: Sequence[fx.Node], numbers: Sequence[fx.Node], bindings: Mapping[str, Binding], names: Mapping[fx.Node, str]
-) -> list[str]:
+def _symbols(given: Sequence[fx.Node], inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], graph: _Graph) -> list[str]:
     """Return the declared names that a piece's specs and numbers speak of, by first use."""
-    declared = {binding.name for binding in bindings.values() if binding.kind == "symbol"}
     found: dict[str, None] = {}
     for node in given:
         spec = node.meta["spec"]
-        sizes = (*spec.shape, *(spec.stride or ())) if isinstance(spec, TensorSpec) else ()
-        for size in sizes:
+        for size in (*spec.shape, *(spec.stride or ())) if isinstance(spec, TensorSpec) else ():
             if type(size) is str:
-                found.update(dict.fromkeys(word for word in _WORD.findall(size) if word in declared))
-    for node in numbers:
-        found.update(dict.fromkeys(names[s] for s in node.all_input_nodes if _is_symbol(s, bindings)))
+                found.update(dict.fromkeys(graph.names_in(size)))
+    for node in nodes:
+        if node.meta.get("number"):
+            found.update(dict.fromkeys(graph.symbols[s] for s in node.all_input_nodes if s in graph.symbols))
+    found.update(dict.fromkeys(graph.symbols[node] for node in inputs if node in graph.symbols))
     return list(found)
 
 
@@ -225,7 +222,7 @@ def _check_alias(stretch: Stretch, tensors: Sequence[fx.Node]) -> None:
         place = storage_of(node.meta["example_value"])
         if place in memory and place in touched:
             raise SplitError(
-                f"a piece writes in place to `{node.name}` while `{memory[place].name}` is another view of the same memory",
+                f"a piece writes in place to `{node.name}`, and `{memory[place].name}` is another view of its memory",
                 hint="take the view after the opaque call, or write out of place",
             )
         memory[place] = node
