@@ -227,3 +227,25 @@ def test_torch_is_not_needed_to_be_told() -> None:
     assert torch.__version__  # the errors above were raised in this process; this one has no torch
     done = piecework_process("generate", "MODEL", "--ranges", "x", "--prompt-ids", "1")
     assert_told(done, 2, "ranges `x` are not pairs")
+
+
+def test_check_names_the_step_that_would_fail(damaged: Any, model: Path, store: Path, tmp_path: Path) -> None:
+    done = piecework("check", model, "--store", store, "--json", *EAGER)
+    assert (done.code, done.document["works"]) == (0, True)
+    assert {each["what"]: each["state"] for each in done.document["findings"]} == dict.fromkeys(
+        ("configuration", "tokenizer", "program", "artifacts", "operators", "weights"), "works"
+    )
+    before = piecework("check", model, "--store", tmp_path / "empty", *EAGER)
+    assert "--  program: traces, and is not stored" in before.out
+    assert not (tmp_path / "empty").exists()
+    folder = damaged("model.safetensors", lambda data: data)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text("{")
+    broken = piecework("check", folder, "--store", store, *EAGER)
+    assert broken.code == 1
+    assert "NO  tokenizer:" in broken.out and "NO  weights:" in broken.out
+    assert "`model.norm.weight`" in broken.out
+    (folder / "config.json").write_text("{")
+    assert piecework("check", folder, "--store", store, *EAGER).out.startswith("NO  configuration: `config.json`")

@@ -8,15 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from piecework.diagnostics.findings import ABSENT, FAILS, UNTESTED, WORKS, Finding
 from piecework.errors import PieceworkError
 from piecework.store.kernels import NO_EXEC
 from piecework.store.trust import find_open_folder
 
-WORKS, FAILS, UNTESTED, ABSENT = "works", "fails", "untested", "absent"
 COMPILERS = ("c++", "g++", "clang++")
 LIBRARIES = (
     ("safetensors", "reading weights", True),
@@ -24,16 +23,6 @@ LIBRARIES = (
     ("transformers", "building models from Hugging Face folders on a cold start", False),
     ("pynacl", "signing and verifying records", False),
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at: whether it works, what was found, and the reason where it does not."""
-
-    what: str
-    state: str
-    found: str
-    reason: str = ""
 
 
 def examine(store: str) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from piecework.cli.flags import (
     OUTPUT_DEFAULTS,
     STORE_DEFAULTS,
@@ -11,7 +13,8 @@ from piecework.cli.flags import (
 )
 from piecework.cli.output import print_json
 
-_SIGNS = {"works": "ok", "fails": "NO", "untested": "??", "absent": "--"}
+if TYPE_CHECKING:
+    from piecework.diagnostics.findings import Finding
 
 
 def doctor(*, store_flags: StoreFlags = STORE_DEFAULTS, output: OutputFlags = OUTPUT_DEFAULTS) -> int:
@@ -21,13 +24,16 @@ def doctor(*, store_flags: StoreFlags = STORE_DEFAULTS, output: OutputFlags = OU
     from piecework.env import Environment
 
     settings = gather(CompileFlags(), store_flags, Environment.read())
-    findings = examine(str(settings.store.store))
-    failed = any(finding.state == "fails" for finding in findings)
+    return tell(examine(str(settings.store.store)), output)
+
+
+def tell(findings: list[Finding], output: OutputFlags) -> int:
+    """Print findings; return 1 where one of them fails."""
+    from piecework.diagnostics.findings import FAILS, finding_lines
+
+    failed = any(finding.state == FAILS for finding in findings)
     if output.json:
         print_json({"findings": [vars(finding) for finding in findings], "works": not failed})
-        return int(failed)
-    for finding in findings:
-        print(f"{_SIGNS[finding.state]}  {finding.what}: {finding.found}")
-        if finding.reason:
-            print(f"      {finding.reason}")
+    else:
+        print("\n".join(finding_lines(findings)))
     return int(failed)

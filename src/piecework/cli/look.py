@@ -120,3 +120,32 @@ def dump(
         print_json(found)
     else:
         print(f"{folder}: {found['regions']} regions, {len(record.pieces)} pieces, {artifacts} artifacts")
+
+
+def check(
+    model: Model,
+    /,
+    *,
+    model_flags: ModelFlags = MODEL_DEFAULTS,
+    compile_flags: CompileFlags = COMPILE_DEFAULTS,
+    store_flags: StoreFlags = STORE_DEFAULTS,
+    output: OutputFlags = OUTPUT_DEFAULTS,
+) -> int:
+    """Take each step of a start and say which would fail; runs nothing; exit code 1 if one would."""
+    from piecework.cli.doctor import tell
+    from piecework.cli.start import starting
+
+    with starting(compile_flags, store_flags) as start:
+        from piecework.diagnostics.check_model import check_model
+
+        findings = list(
+            check_model(
+                model,
+                dtype=model_flags.dtype,
+                device=model_flags.device,
+                options=start.settings.options,
+                store=start.store,
+                offline=model_flags.offline,
+            )
+        )
+    return tell(findings, output)

@@ -59,7 +59,7 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    for command in (commands.generate, commands.build, look.explain, look.dump, doctor.doctor):
+    for command in (commands.generate, commands.build, look.explain, look.dump, look.check, doctor.doctor):
         app.command(command)
     app.command(store.make_app())
     return app
