@@ -85,15 +85,31 @@ def make_record(
         constants=store.write_blob(save(_constants(traced, source.model))),
         sources=evidence[1],
         evidence=store.write_blob(evidence[0].encode()),
-        shape_guards=tuple(
-            {"expression": p.expression, "line": p.line, "method": p.method, "checked": p.checked} for p in proofs
-        ),
+        shape_guards=tuple(_condition(proof, evidence[1]) for proof in proofs),
         bounds={name: str(bound) for name, bound in (bounds or {}).items()},
         siblings=tuple(siblings),
         containers=tuple([path, keys] for path, keys in traced.containers),
         weight_rules=dict(source.weight_rules),
         notes=dict(source.notes),
     )
+
+
+def _condition(proof: Proof, sources: Sequence[SourceFile]) -> dict[str, Any]:
+    line = _portable(proof.line, sources)
+    return {"expression": proof.expression, "line": line, "method": proof.method, "checked": proof.checked}
+
+
+def _portable(line: str, sources: Sequence[SourceFile]) -> str:
+    """Return `path:line (code)` without this machine's folders: the path begins at its top-level package."""
+    path, colon, rest = line.partition(":")
+    if not colon:
+        return line
+    known = [one for one in sources if path.endswith(f"/{one.path}")]
+    if known:
+        best = max(known, key=lambda one: len(one.path))
+        return f"{best.package}/{best.path}:{rest}"
+    _, installed, inside = path.rpartition("site-packages/")
+    return f"{inside if installed else path.rpartition('/')[2]}:{rest}"
 
 
 def _parameters(forward: Callable[..., Any], arguments: Sequence[str]) -> tuple[tuple[str, Any], ...]:
