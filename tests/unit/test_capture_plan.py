@@ -129,7 +129,8 @@ def test_an_option_without_a_meaning_is_refused(given: dict[str, object], name: 
 def test_no_option_is_ignored_on_a_platform_that_captures_nothing() -> None:
     skipped = {"decode", "prefill"}
     values = {"decode_max": 8, "prefill_max": 8, "decode_sizes": (8,), "prefill_sizes": (8,),
-              "decode_compiler": "eager", "prefill_compiler": "eager", "tokens_per_sequence": 1, "lower": True, "whole_forward_max": 8,
+              "decode_compiler": "eager", "prefill_compiler": "eager", "tokens_per_sequence": 1, "lower": True,
+              "whole_forward_max": 8,
               "whole_forward_mode": "default", "check_addresses": True, "memory_budget_bytes": 8, "when": "idle",
               "results": "copied"}  # fmt: skip
     assert set(values) | skipped == {f.name for f in dataclasses.fields(CaptureOptions)}

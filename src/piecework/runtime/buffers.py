@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piecework.errors import CaptureError
 from piecework.ops.step import Step
-from piecework.runtime.signature import Leaf
+from piecework.runtime.explain import Leaf
 from piecework.values.signature import TensorSpec
 
 Copy = Callable[[list[Tensor], list[Tensor]], None]
@@ -28,8 +28,7 @@ class InputPlan:
 
     def shape_at(self, size: int) -> tuple[int, ...]:
         """Return the shape at a padded size, which every symbol takes."""
-        named = dict.fromkeys((symbol for _, symbol in self.dims), size)
-        return tuple(named.get(part, part) if isinstance(part, str) else part for part in self.spec.shape)  # type: ignore[misc]
+        return tuple(size if isinstance(part, str) else part for part in self.spec.shape)
 
 
 def plan_inputs(leaves: Sequence[Leaf], symbols: Sequence[str]) -> tuple[InputPlan, ...]:
@@ -74,8 +73,7 @@ class StaticInputs:
 
     @property
     def size_bytes(self) -> int:
-        own = [t for t in (*self._whole.values(), *self._of_size.values())]
-        return sum(t.numel() * t.element_size() for t in own)
+        return sum(t.numel() * t.element_size() for t in (*self._whole.values(), *self._of_size.values()))
 
     def _allocate(self, plan: InputPlan, size: int) -> Tensor:
         shape, dtype = plan.shape_at(size), getattr(torch, plan.spec.dtype)
@@ -125,14 +123,14 @@ class StaticInputs:
         self._targets[size, count] = targets
         return targets
 
-    def fill(self, size: int, row: Callable[[Tensor], None]) -> None:
+    def fill(self, size: int, row: Callable[[Tensor], Any]) -> None:
         """Run `row` over every buffer of a size: fills for warm-up, poison for tests."""
         for tensor in self.at(size).values():
             row(tensor)
 
     def poison(self, size: int) -> None:
         """Fill what can hold a NaN with it, and the rest with zeros: nothing of an earlier step is left to read."""
-        self.fill(size, lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.zero_())  # type: ignore[func-returns-value]
+        self.fill(size, lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.zero_())
 
 
 def _differ(target: Tensor, source: Tensor) -> bool:

@@ -44,7 +44,7 @@ class External:
 
 
 def places_of(root: Any, name: str = "") -> Iterator[Place]:
-    """Find the tensors that an owner holds: a module with its parameters, buffers and attributes, or nested containers."""
+    """Find the tensors that an owner holds: a module's parameters, buffers and attributes, or nested containers."""
     yield from _walk(root, name, (), set(), 0)
 
 
@@ -68,7 +68,11 @@ def _members(value: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
         for container in (value._parameters, value._buffers, value._modules):
             yield from ((container, key, f"{dot}{key}") for key in list(container))
         own = value.__dict__
-        yield from ((own, key, f"{dot}{key}") for key in list(own) if not key.startswith(("_parameters", "_buffers", "_modules")))
+        yield from (
+            (own, key, f"{dot}{key}")
+            for key in list(own)
+            if not key.startswith(("_parameters", "_buffers", "_modules"))
+        )
     elif isinstance(value, Mapping):
         yield from ((value, key, f"{dot}{key}" if isinstance(key, str) else f"{name}[{key!r}]") for key in list(value))
     elif isinstance(value, list | tuple):
@@ -82,7 +86,9 @@ def _may_hold_tensors(value: Any) -> bool:
     if isinstance(value, torch.nn.Module | Mapping | list | tuple) or dataclasses.is_dataclass(value):
         return not isinstance(value, type)
     kind = type(value)
-    return kind.__module__ not in ("builtins", "torch", "functools") and hasattr(value, "__dict__") and not callable(value)
+    return (
+        kind.__module__ not in ("builtins", "torch", "functools") and hasattr(value, "__dict__") and not callable(value)
+    )
 
 
 class AddressTable:
@@ -143,7 +149,9 @@ class AddressTable:
             place = external.place
             for container, key, member in (*place.path, (place.container, place.key, place.tensor)):
                 checked[id(container), key] = (container, key, member)
-        self._containers, self._keys, self._members = (list(column) for column in zip(*checked.values(), strict=True)) if checked else ([], [], [])  # type: ignore[assignment]
+        self._containers = [container for container, _, _ in checked.values()]
+        self._keys = [key for _, key, _ in checked.values()]
+        self._members = [member for _, _, member in checked.values()]
         self._tensors = [external.place.tensor for external in self._externals]
         self._addresses = [external.address for external in self._externals]
         self._bound_addresses = {_address(external.bound) for external in self._externals}
@@ -165,7 +173,8 @@ class AddressTable:
 
         `find` says where the owner keeps a name now.
         """
-        copied, stuck = [], []
+        copied: list[str] = []
+        stuck: list[str] = []
         kept: list[External] = []
         for external in self._externals:
             fault = _fault(external)

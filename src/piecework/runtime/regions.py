@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from piecework.runtime.signature import Checked, Leaf
+from piecework.runtime.explain import Checked, Leaf
 from piecework.values.graph import OPAQUE, PIECE
 from piecework.values.shapes import Range
 
@@ -97,7 +97,9 @@ def bound_run(run: Callable[..., Any], outline: Outline) -> BoundRun:
     for text in outline.regions:
         arguments = tuple(name for name in _names_read(text.lines) if name in known and name not in text.results)
         returned = f"return ({', '.join(text.results)}{',' if len(text.results) == 1 else ''})"
-        call = space[text.name] if text.kind == PIECE else _function(text.name, arguments, [*text.lines, returned], space)
+        call = (
+            space[text.name] if text.kind == PIECE else _function(text.name, arguments, [*text.lines, returned], space)
+        )
         regions.append(BoundRegion(text.kind, text.name, call, arguments, text.results, text.operators))
         known |= dict.fromkeys(text.results)
     used = tuple(name for name in _names_read([outline.result]) if name in known)
@@ -111,7 +113,9 @@ def _names_read(lines: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(node.id for node in found if isinstance(node.ctx, ast.Load)))
 
 
-def _function(name: str, arguments: Sequence[str], lines: Sequence[str], space: Mapping[str, Any]) -> Callable[..., Any]:
+def _function(
+    name: str, arguments: Sequence[str], lines: Sequence[str], space: Mapping[str, Any]
+) -> Callable[..., Any]:
     source = f"def function({', '.join(arguments)}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
     own = dict(space)
     exec(compile(source, f"<piecework {name}>", "exec"), own)

@@ -16,12 +16,12 @@ from piecework.events import CaptureFailed, Moved, Observer, Refreshed, Released
 from piecework.ops.count import COUNT
 from piecework.ops.step import Step
 from piecework.runtime.buffers import StaticInputs, StaticStep
-from piecework.values.device import Device, Graph
 from piecework.runtime.idle import capture_within
 from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import capturing, check_permission
 from piecework.runtime.segments import Output, Segment
 from piecework.runtime.signature import compile_check
+from piecework.values.device import Device, Graph
 from piecework.values.ladder import covering
 from piecework.values.phases import CapturePlan, PhaseCapture
 
@@ -60,7 +60,7 @@ class Borrowed(Generic[Value]):
         if self._generation != self._program.generation:
             raise CaptureError(
                 "a borrowed result was read after the next step had begun: its memory holds another step's numbers",
-                hint="read it before the next call, clone it, or capture with `results=\"copied\"`",
+                hint='read it before the next call, clone it, or capture with `results="copied"`',
             )
         return self._value
 
@@ -246,7 +246,7 @@ class CapturedProgram:
             return done
 
     def _require_sites(self, names: Sequence[str]) -> None:
-        """A weight of another shape is another program's: the pieces were bound to the one that was there."""
+        """Refuse a weight of another shape: the pieces were bound to the one that was there."""
         bound = [name for name in names if name in self.bound_names]
         if bound:
             raise CaptureError(

@@ -19,7 +19,9 @@ class CopyingCall:
 
     __slots__ = ("arguments", "call", "homes", "name")
 
-    def __init__(self, name: str, call: Callable[..., Any], arguments: Sequence[Any], homes: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self, name: str, call: Callable[..., Any], arguments: Sequence[Any], homes: Sequence[Tensor | None]
+    ) -> None:
         self.name = name
         self.call = call
         self.arguments = tuple(arguments)
@@ -32,14 +34,16 @@ class CopyingCall:
             if value.data_ptr() != home.data_ptr():
                 if value.shape != home.shape:
                     raise CaptureError(
-                        f"`{self.name}` returned a result of shape `{list(value.shape)}`, at capture `{list(home.shape)}`",
+                        f"`{self.name}` returned shape `{list(value.shape)}`, at capture `{list(home.shape)}`",
                         hint="a result whose shape depends on values cannot cross into a graph",
                         facts={"name": self.name},
                     )
                 home.copy_(value)
 
 
-def opaque_segment(name: str, call: Callable[..., Any], arguments: Sequence[Any], homes: Sequence[Tensor | None]) -> Segment:
+def opaque_segment(
+    name: str, call: Callable[..., Any], arguments: Sequence[Any], homes: Sequence[Tensor | None]
+) -> Segment:
     """Return the segment of an opaque call; without results to copy it is the call alone."""
     if any(home is not None for home in homes):
         return CopyingCall(name, call, arguments, homes)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from piecework.errors import CaptureError
-from piecework.values.device import Graph
 from piecework.seam.dispatch import Around, Watching
+from piecework.values.device import Graph
 
 
 class CudaDevice:

@@ -9,9 +9,7 @@ whole pool is filled with NaN, so what a graph reads without anyone having writt
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import mmap
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,70 +22,13 @@ from torch.overrides import TorchFunctionMode
 from piecework.errors import CaptureError
 from piecework.seam.cuda import collector_off
 from piecework.seam.dispatch import Around, Watching
+from piecework.seam.dry_pool import ALIGNMENT, DryPool, alias_of
 from piecework.values.declaration import registry
 from piecework.values.tree import leaves, map_leaves
 
-_ALIGNMENT = 512
-_POISON = 0xFF  # a NaN in every floating-point type
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _HOST_READS = {"_local_scalar_dense", "is_nonzero", "equal"}
 _HOST_METHODS = {"tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index__", "__array__"}
-
-
-class DryPool:
-    """Memory at fixed addresses, handed out first fit; a block comes back when the last tensor over it is gone."""
-
-    def __init__(self, capacity: int) -> None:
-        self._memory = mmap.mmap(-1, capacity)
-        self.base = ctypes.addressof(ctypes.c_byte.from_buffer(self._memory))
-        self.capacity = capacity
-        self.high_water = 0
-        self._free = [(0, capacity)]
-
-    def holds(self, address: int) -> bool:
-        return self.base <= address < self.base + self.capacity
-
-    def allocate(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialised tensor in the pool."""
-        extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        size = -(-max(extent * dtype.itemsize, 1) // _ALIGNMENT) * _ALIGNMENT
-        offset = self._take(size)
-        block = (ctypes.c_byte * size).from_buffer(self._memory, offset)
-        weakref.finalize(block, self._give_back, offset, size)
-        raw = torch.frombuffer(block, dtype=torch.uint8)
-        return torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), 0, tuple(shape), tuple(stride))  # type: ignore[call-overload,no-any-return]
-
-    def _take(self, size: int) -> int:
-        for index, (offset, length) in enumerate(self._free):
-            if length >= size:
-                self._free[index : index + 1] = [(offset + size, length - size)] if length > size else []
-                self.high_water = max(self.high_water, offset + size)
-                return offset
-        raise CaptureError("the dry pool is full", hint="make the device with more `pool_bytes`")
-
-    def _give_back(self, offset: int, size: int) -> None:
-        merged: list[tuple[int, int]] = []
-        for start, length in sorted([*self._free, (offset, size)]):
-            if merged and merged[-1][0] + merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + length)
-            else:
-                merged.append((start, length))
-        self._free = merged
-
-    def poison(self) -> None:
-        ctypes.memset(self.base, _POISON, self.high_water)
-
-
-def alias_of(tensor: Tensor) -> Tensor:
-    """Return a tensor over the same memory that does not keep it."""
-    storage = tensor.untyped_storage()
-    if storage.nbytes() == 0:
-        return tensor
-    raw = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
-    flat = torch.frombuffer(raw, dtype=torch.uint8)
-    return torch.empty(0, dtype=tensor.dtype).set_(  # type: ignore[call-overload,no-any-return]
-        flat.untyped_storage(), tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,18 +110,25 @@ class DryDevice:
         """Call compiled code, as operators or as one entry of the tape."""
         if not self._by_call or self._tape is None:
             return call(*arguments)
-        tape, self._tape = self._tape, None
-        try:
+        with self._paused():
             found = call(*arguments)
-        finally:
-            self._tape = tape
         return self._record("a compiled piece", call, tuple(arguments), {}, found)
 
     def watch(self, around: Around) -> contextlib.AbstractContextManager[Any]:
         return Watching(around)
 
     def alias(self, tensor: Tensor) -> Tensor:
-        return alias_of(tensor)
+        with self._paused():
+            return alias_of(tensor)
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Do the block's work now, without putting it on the tape."""
+        tape, self._tape = self._tape, None
+        try:
+            yield
+        finally:
+            self._tape = tape
 
     def is_capturing(self) -> bool:
         return self._tape is not None
@@ -216,7 +164,7 @@ class DryDevice:
             known = {t.untyped_storage().data_ptr() for _, t in leaves([args, kwargs], "a") if isinstance(t, Tensor)}
             for _, leaf in leaves(found, "r"):
                 if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in known:
-                    size = -(-leaf.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
+                    size = -(-leaf.untyped_storage().nbytes() // ALIGNMENT) * ALIGNMENT
                     live["now"] += size
                     live["peak"] = max(live["peak"], live["now"])
                     weakref.finalize(leaf, _subtract, live, size)
@@ -238,7 +186,7 @@ class DryDevice:
         if declared is not None and declared.body is not None:
             with Watching(self._around):  # its own operators go on the tape; what Python decides in it is frozen
                 return declared.body(*args, **kwargs)
-        self._refuse(name, short, operator)
+        self._refuse(name, short, operator, args)
         if operator._schema.is_mutable:
             return self._write(name, operator, args, kwargs)
         found = operator(*args, **kwargs)
@@ -246,8 +194,12 @@ class DryDevice:
             return self._rehome(found)[0]
         return self._record(name, operator, args, kwargs, found)
 
-    def _refuse(self, name: str, short: str, operator: Any) -> None:
-        dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operator.tags)
+    def _refuse(self, name: str, short: str, operator: Any, args: tuple[Any, ...]) -> None:
+        dynamic = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operator.tags))
+        if short.startswith(("index", "_unsafe_index")):
+            # Only a mask has as many results as it has ones.
+            masks = [leaf for _, leaf in leaves(list(args[1:]), "a") if isinstance(leaf, Tensor)]
+            dynamic = any(mask.dtype in (torch.bool, torch.uint8) for mask in masks)
         if short in _HOST_READS or dynamic:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
 
@@ -267,7 +219,7 @@ class DryDevice:
         return self._record(name, operator, args, kwargs, own)
 
     def _record(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any, found: Any) -> Any:
-        """Put a call on the tape; its fresh results move to the pool, views and written arguments stay what they are."""
+        """Put a call on the tape; fresh results move to the pool, views and written arguments stay what they are."""
         given = {id(leaf): leaf for _, leaf in leaves([args, kwargs], "a") if isinstance(leaf, Tensor)}
         known = {leaf.untyped_storage().data_ptr() for leaf in given.values() if leaf.numel()}
         result, homes = self._rehome(found, known)
@@ -276,8 +228,12 @@ class DryDevice:
             assert self._tape is not None
             for leaf in given.values():
                 self._note_outside(name, leaf)
-            entry_args = map_leaves(lambda _, leaf: alias_of(leaf) if isinstance(leaf, Tensor) else leaf, list(args), "args")
-            entry_kwargs = map_leaves(lambda _, leaf: alias_of(leaf) if isinstance(leaf, Tensor) else leaf, dict(kwargs), "kwargs")
+            entry_args = map_leaves(
+                lambda _, leaf: alias_of(leaf) if isinstance(leaf, Tensor) else leaf, list(args), "args"
+            )
+            entry_kwargs = map_leaves(
+                lambda _, leaf: alias_of(leaf) if isinstance(leaf, Tensor) else leaf, dict(kwargs), "kwargs"
+            )
             weak = tuple(alias_of(home) if home is not None else None for home in homes)
             self._tape.append(Entry(name, call, entry_args, entry_kwargs, weak))
         return result

@@ -51,7 +51,9 @@ class Device(Protocol):
         """Call compiled code; a device that does not see its kernels records the call itself."""
         ...
 
-    def watch(self, around: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[None]:
+    def watch(
+        self, around: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+    ) -> AbstractContextManager[None]:
         """Hand every operator call to `around(name, operator, args, kwargs)`, which makes it or not."""
         ...
 

@@ -12,12 +12,13 @@ from piecework.errors import CaptureError, OptionError
 from piecework.events import Lowered, Observer, ignore
 from piecework.ops.step import Step, running_step
 from piecework.runtime.buffers import StaticInputs, plan_inputs
-from piecework.values.device import Device
 from piecework.runtime.owners import AddressTable
 from piecework.runtime.replay import CapturedProgram, Parts
 from piecework.stages.capture.externals import Owners
-from piecework.stages.capture.size import SizeMaker, Steps
+from piecework.stages.capture.size import SizeMaker
 from piecework.stages.capture.sources import Source, model_source, program_source
+from piecework.stages.capture.trials import Steps
+from piecework.values.device import Device
 from piecework.values.phases import (
     DECODE,
     FULL,
@@ -57,7 +58,9 @@ def capture(
     """
     plan = _settle(source, plan, observer)
     if plan.decode.tokens_per_sequence > 1 and phase_of is None:
-        raise OptionError("decode steps of several tokens a sequence cannot be told by their counts", hint="give `phase_of`")
+        raise OptionError(
+            "decode steps of several tokens a sequence cannot be told by their counts", hint="give `phase_of`"
+        )
     table, given = AddressTable(), fixed or {}
     names = {leaf.path: leaf.name for leaf in source.leaves}
     if unknown := [path for path in given if path not in names]:
@@ -67,12 +70,24 @@ def capture(
     largest = max((size for phase in plan.phases for size in phase.sizes), default=1)
     inputs = StaticInputs(plans, largest, source.device, device.copy_together)
     roots = dict(owners) if owners is not None else {"": source.model if source.model is not None else source.weights}
-    maker = SizeMaker(_chooser(source, plan, whole_forward), plan, device, inputs, table, Owners(roots), steps, by_name, observer)
+    maker = SizeMaker(
+        _chooser(source, plan, whole_forward), plan, device, inputs, table, Owners(roots), steps, by_name, observer
+    )
     program = CapturedProgram(
         Parts(
-            plan=plan, device=device, inputs=inputs, table=table, maker=maker, observer=observer, leaves=source.leaves,
-            checked=source.checked, runs=source.runs, largest=source.largest,
-            phase_of=phase_of or _phase_of_step(plan), current_step=running_step, fixed=by_name,
+            plan=plan,
+            device=device,
+            inputs=inputs,
+            table=table,
+            maker=maker,
+            observer=observer,
+            leaves=source.leaves,
+            checked=source.checked,
+            runs=source.runs,
+            largest=source.largest,
+            phase_of=phase_of or _phase_of_step(plan),
+            current_step=running_step,
+            fixed=by_name,
         )  # fmt: skip
     )
     if plan.when == "startup":
@@ -84,7 +99,9 @@ def capture(
 def _settle(source: Source, plan: CapturePlan, observer: Observer) -> CapturePlan:
     """Refuse what the source cannot do, or lower it where that is allowed."""
     return replace(
-        plan, decode=_settle_phase(source, plan.decode, plan, observer), prefill=_settle_phase(source, plan.prefill, plan, observer)
+        plan,
+        decode=_settle_phase(source, plan.decode, plan, observer),
+        prefill=_settle_phase(source, plan.prefill, plan, observer),
     )
 
 
@@ -128,10 +145,14 @@ def _fix(source: Source, fixed: Mapping[str, Tensor]) -> list[Any]:
     return found
 
 
-def _chooser(source: Source, plan: CapturePlan, whole: Callable[[int], Source] | None) -> Callable[[PhaseCapture, int], Source]:
+def _chooser(
+    source: Source, plan: CapturePlan, whole: Callable[[int], Source] | None
+) -> Callable[[PhaseCapture, int], Source]:
     """Return what a size is captured of: the program, or the whole forward compiled for that very size."""
     if plan.whole_forward.maximum and whole is None:
-        raise OptionError("the whole forward is to be compiled, and nothing was given that compiles it", hint="give `whole_forward`")
+        raise OptionError(
+            "the whole forward is to be compiled, and nothing was given that compiles it", hint="give `whole_forward`"
+        )
     compiled: dict[int, Source] = {}
 
     def choose(phase: PhaseCapture, size: int) -> Source:

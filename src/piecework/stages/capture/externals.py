@@ -9,7 +9,9 @@ from torch import Tensor
 
 from piecework.errors import CaptureError
 from piecework.runtime.owners import AddressTable, External, Place, external_of, places_of
+from piecework.runtime.regions import BoundRegion
 from piecework.stages.capture.walk import tensors_in
+from piecework.values.graph import PIECE
 
 
 class Census:
@@ -22,9 +24,20 @@ class Census:
         self._made = {_address(tensor) for tensor in inputs}
         self._inputs = frozenset(self._made)
         self._kept: list[Tensor] = []
+        self._is_paused = False
+
+    def region(self, region: BoundRegion, arguments: list[Any]) -> Sequence[Any]:
+        """Run a region. A piece reads its arguments and weights alone, and its kernels cannot be watched."""
+        self._is_paused = region.kind == PIECE
+        found = region.call(*arguments)
+        self._is_paused = False
+        self._make(found)
+        return found
 
     def around(self, name: str, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make an operator's call and note what it read from outside, and which inputs it wrote to."""
+        if self._is_paused:
+            return operator(*args, **kwargs)
         self.called.add(name.partition(".")[0])
         for tensor in tensors_in([args, kwargs]):
             address = _address(tensor)
@@ -32,11 +45,14 @@ class Census:
                 self.read.setdefault(address, (name, tensor))
         self._note_writes(operator, args, kwargs)
         found = operator(*args, **kwargs)
+        self._make(found)
+        return found
+
+    def _make(self, found: Any) -> None:
         for tensor in tensors_in([found]):
             # Kept to the end of the run, so that no later tensor lies at the address of an earlier one.
             self._made.add(_address(tensor))
             self._kept.append(tensor)
-        return found
 
     def _note_writes(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for index, argument in enumerate(operator._schema.arguments):

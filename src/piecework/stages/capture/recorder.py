@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from piecework.errors import CaptureError
-from piecework.values.device import Device, Graph
 from piecework.runtime.regions import BoundRegion
 from piecework.runtime.segments import Segment, opaque_segment
 from piecework.stages.capture.walk import ResultNote, note_results, tensors_in
 from piecework.values.declaration import registry
+from piecework.values.device import Device, Graph
 from piecework.values.graph import INLINE, OPAQUE
 from piecework.values.tree import map_leaves
 
@@ -101,7 +101,14 @@ class Recorder:
         count = len(schema.returns) if schema is not None else len(results)
         return None if count == 0 else results[0] if count == 1 else results
 
-    def _call(self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def follow(self, name: str, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make an uncompiled model's operator call as part of the graph, and remember which it was."""
+        self.where = name
+        return operator(*args, **kwargs)
+
+    def _call(
+        self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
         notes = next(self._notes, None)
         if notes is None or any(note.name != name for note in notes):
             raise CaptureError(
@@ -111,7 +118,10 @@ class Recorder:
         self.close()
         self.open()  # the results' own memory is allocated as part of the graph that reads it
         homes = [note.home(tensors_in([args, kwargs])) for note in notes]
-        copied = [self._kept(home) if note.kind == "fresh" and home is not None and home.numel() else None for note, home in zip(notes, homes, strict=True)]
+        copied = [
+            self._kept(home) if note.kind == "fresh" and home is not None and home.numel() else None
+            for note, home in zip(notes, homes, strict=True)
+        ]
         kept = map_leaves(lambda _, leaf: self._kept(leaf), list(args), "args")
         named = map_leaves(lambda _, leaf: self._kept(leaf), dict(kwargs), "kwargs")
         body = (lambda *given: as_tuple(call(*given, **named))) if named else call

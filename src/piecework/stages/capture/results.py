@@ -29,7 +29,7 @@ class ResultRule:
 def flatten(run: BoundRun, values: Named) -> dict[str, Any]:
     """Return the values of a result by name; a model's nested result is taken apart into its leaves."""
     if list(values) == ["result"] and run.regions[-1].results == ("result",):
-        return {path: leaf for path, leaf in leaves(values["result"], "result")}
+        return dict(leaves(values["result"], "result"))
     return dict(values)
 
 
@@ -56,8 +56,8 @@ def learn_rule(base: Named, size: int, smaller: Mapping[str, Named]) -> ResultRu
 def _require_rows(name: str, dim: int, here: int, there: int, size: int) -> None:
     if (here, there) != (size, size - 1):
         raise CaptureError(
-            f"dimension {dim} of result `{name}` is `{here}` for {size} tokens and `{there}` for {size - 1}: which of its "
-            "rows belong to padding is not known",
+            f"dimension {dim} of result `{name}` is `{here}` for {size} tokens and `{there}` for {size - 1}: "
+            "which of its rows are padding is not known",
             hint="return one row a token, or leave the phase uncaptured",
             facts={"name": name, "dim": dim},
         )
@@ -67,7 +67,7 @@ def _number(name: str, here: Any, there: Any, size: int, symbol: str) -> str:
     if here == size and there == size - 1 and not isinstance(here, bool):
         return symbol
     raise CaptureError(
-        f"result `{name}` is the number `{here}` for {size} tokens and `{there}` for {size - 1}: a graph would keep one",
+        f"result `{name}` is the number `{here}` for {size} tokens and `{there}` for {size - 1}: a graph keeps one",
         hint="return a tensor",
         facts={"name": name},
     )
@@ -107,7 +107,9 @@ def plan_outputs(
     return tuple(_output(path, by_path[path], rule, positions, alias) for path in names), build
 
 
-def _output(name: str, value: Any, rule: ResultRule, positions: Mapping[str, int], alias: Callable[[Tensor], Tensor]) -> Output:
+def _output(
+    name: str, value: Any, rule: ResultRule, positions: Mapping[str, int], alias: Callable[[Tensor], Tensor]
+) -> Output:
     if name in rule.numbers:
         return Output(None, positions[rule.numbers[name]])
     if name in positions:

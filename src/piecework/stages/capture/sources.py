@@ -102,11 +102,14 @@ def model_source(
     forward = owner.forward if owner is not None else model
     arguments = bind_arguments(forward, example)
     dims = {leaf.path: leaf.dims for leaf in dynamic_leaves(arguments, declared_dynamic(owner, dynamic))}
-    found, first = [], {}
+    found: list[Leaf] = []
+    first: dict[int, str] = {}
     for path, value in ((p, v) for name, argument in arguments.items() for p, v in leaves(argument, name)):
         spec = _spec(value, dims.get(path, {})) if isinstance(value, Tensor) else None
         same_as = first.setdefault(id(value), path) if spec is not None else path
-        found.append(Leaf(path, f"x{len(found)}", spec, None if spec else value, "" if same_as == path else same_as, False))
+        found.append(
+            Leaf(path, f"x{len(found)}", spec, None if spec else value, "" if same_as == path else same_as, False)
+        )
     symbols: dict[str, tuple[tuple[Any, ...], Sequence[Range]]] = {}
     for path, marks in dims.items():
         for dim, mark in marks.items():
@@ -122,17 +125,30 @@ def model_source(
     run = BoundRun(call.whole, passed, (call.region(passed),), call.result())
     weights: dict[str, Tensor] = {}
     if owner is not None:
-        weights = {**dict(owner.named_parameters(remove_duplicate=False)), **dict(owner.named_buffers(remove_duplicate=False))}
+        weights = {
+            **dict(owner.named_parameters(remove_duplicate=False)),
+            **dict(owner.named_buffers(remove_duplicate=False)),
+        }
     operators = support_of({*registry.names(), *split_ops})
     return Source(
-        mode, found, checked, (call.whole,), lambda sizes: run, operators, weights, _device_of(weights.values(), found), owner
+        mode,
+        found,
+        checked,
+        (call.whole,),
+        lambda sizes: run,
+        operators,
+        weights,
+        _device_of(weights.values(), found),
+        owner,
     )
 
 
 class _Model:
     """A model as one region: its nested result is taken apart into values, and put together again by generated code."""
 
-    def __init__(self, model: Callable[..., Any], arguments: Mapping[str, Any], symbols: Sequence[str], found: Sequence[Leaf]) -> None:
+    def __init__(
+        self, model: Callable[..., Any], arguments: Mapping[str, Any], symbols: Sequence[str], found: Sequence[Leaf]
+    ) -> None:
         self._model = model
         self._arguments = arguments
         self._symbols = len(symbols)

@@ -70,14 +70,18 @@ def note_results(name: str, arguments: Sequence[Any], results: Sequence[Any]) ->
 
     A number is refused: a graph would keep the one of the capture for ever.
     """
-    owners = {tensor.untyped_storage().data_ptr(): index for index, tensor in enumerate(tensors_in(arguments)) if tensor.numel()}
+    owners = {
+        tensor.untyped_storage().data_ptr(): index
+        for index, tensor in enumerate(tensors_in(arguments))
+        if tensor.numel()
+    }
     notes = []
     for value in results:
         if value is None:
             notes.append(ResultNote(name, "none"))
         elif not isinstance(value, Tensor):
             raise CaptureError(
-                f"`{name}` returns a `{type(value).__name__}` that code after it uses: a graph would keep this one for ever",
+                f"`{name}` returns a `{type(value).__name__}` that code after it uses: a graph would keep this one",
                 hint="return a tensor, or leave the phase uncaptured",
                 facts={"name": name},
             )
@@ -85,6 +89,15 @@ def note_results(name: str, arguments: Sequence[Any], results: Sequence[Any]) ->
             owner = owners.get(value.untyped_storage().data_ptr(), -1) if value.numel() else -1
             kind = "view" if owner >= 0 else "fresh"
             notes.append(
-                ResultNote(name, kind, tuple(value.shape), tuple(value.stride()), value.dtype, value.device, owner, int(value.storage_offset()))
+                ResultNote(
+                    name,
+                    kind,
+                    tuple(value.shape),
+                    tuple(value.stride()),
+                    value.dtype,
+                    value.device,
+                    owner,
+                    int(value.storage_offset()),
+                )
             )
     return tuple(notes)
