@@ -19,7 +19,9 @@ from piecework.runtime.explain import Checked, Leaf
 from piecework.runtime.program import Program
 from piecework.runtime.regions import Bound, Outline, RegionText
 from piecework.runtime.signature import compile_check
+from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
 from piecework.values.artifact import LoadedPiece
+from piecework.values.declaration import registry
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
 from piecework.values.signature import TensorSpec, contiguous_stride, parse_spec
@@ -46,7 +48,10 @@ def bind(
     namespace = _namespace(record, bodies)
     source = _run_source(record, namespace)
     code = compile(source, f"<piecework program {key[:12]}>", "exec")
-    runs = tuple(_make_run(code, record, one, loaded, static, namespace) for one in combinations(_ranges(record)))
+    runs = tuple(
+        _make_run(code, record, one, loaded, static, namespace, repeats=_may_repeat(record))
+        for one in combinations(_ranges(record))
+    )
     leaves, checked = _leaves(record), _checked(record)
     call, check_source = compile_check(leaves, checked, runs, elsewhere)
     return Program(
@@ -213,14 +218,41 @@ def _make_run(
     loaded: Mapping[tuple[int, str], LoadedPiece],
     static: Mapping[str, torch.Tensor],
     namespace: Mapping[str, Any],
+    *,
+    repeats: bool,
 ) -> Body:
-    space: dict[str, Any] = {**namespace, **static}
-    for index, region in enumerate(record.regions):
-        if region["kind"] == "piece":
-            piece = loaded[region["piece"], format_box(box_for(region["symbols"], one))]
-            space[f"piece_{index}"] = piece.bind([static[a] for a in region["arguments"] if a in static])
-    exec(code, space)
-    return space["run"]  # type: ignore[no-any-return]
+    pieces = {
+        index: loaded[region["piece"], format_box(box_for(region["symbols"], one))]
+        for index, region in enumerate(record.regions)
+        if region["kind"] == "piece"
+    }
+
+    def run_with(calls: Mapping[str, Body]) -> Body:
+        space: dict[str, Any] = {**namespace, **static, **calls}
+        exec(code, space)
+        return space["run"]  # type: ignore[no-any-return]
+
+    def weights_of(index: int) -> list[torch.Tensor]:
+        return [static[name] for name in record.regions[index]["arguments"] if name in static]
+
+    general = run_with({f"piece_{index}": piece.bind(weights_of(index)) for index, piece in pieces.items()})
+    result, parameters = _result(record, {})
+    symbols = [name for name in parameters if record.values.get(name, {}).get("kind") == "symbol"]
+    if not repeats or not symbols or one[symbols[0]].low > LARGEST or record.device != "cpu":
+        return general
+    returned = frozenset(_NAME.findall(result))
+
+    def make(sizes: Mapping[str, int]) -> tuple[Body, int] | None:
+        made = bind_sizes(record.regions, pieces, static, returned, sizes)
+        return None if made is None else (run_with(made[0]), made[1])
+
+    return SmallSteps(general, make).dispatch(symbols, parameters)
+
+
+def _may_repeat(record: Record) -> bool:
+    """Tell whether every opaque body promised to keep no argument beyond its step."""
+    declared = [registry.get(name.partition(".")[0]) for name in record.split_ops]
+    return all(op is not None and not op.retains_arguments for op in declared)
 
 
 def _leaves(record: Record) -> list[Leaf]:

@@ -66,6 +66,7 @@ class SplitOp:
     capture: str = "never"
     writes: str = ""
     reads: str = ""
+    retains_arguments: bool = False
 
 
 CAPTURE_SUPPORT = ("never", "one_token_decode", "uniform_decode", "always")
@@ -103,7 +104,7 @@ registry = SplitRegistry()
 
 
 def split_op(
-    name: str, *, capture: str = "never", writes: str = "", reads: str = ""
+    name: str, *, capture: str = "never", writes: str = "", reads: str = "", retains_arguments: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the operator `ns::op` opaque, at the definition of its body.
 
@@ -111,6 +112,9 @@ def split_op(
     the body may stand inside a CUDA graph: `never`, `one_token_decode`, `uniform_decode` or `always`.
     `writes` and `reads` name hidden state (a KV cache): a reader must take a result of a writer as an
     argument, so that their order stands in the graph.
+
+    What a body is handed holds until the next step. One that keeps an argument beyond its step (in a list, for another
+    thread) says `retains_arguments=True`; it is then handed tensors of its own.
     """
     if "::" not in name:
         raise OptionError(f"operator name `{name}` is not qualified", hint="write it as `namespace::name`")
@@ -118,7 +122,7 @@ def split_op(
         raise OptionError(f"capture support `{capture}` is unknown", hint=f"use one of {', '.join(CAPTURE_SUPPORT)}")
 
     def declare(body: Callable[..., Any]) -> Callable[..., Any]:
-        registry.add(SplitOp(name, body.__module__, body, capture, writes, reads))
+        registry.add(SplitOp(name, body.__module__, body, capture, writes, reads, retains_arguments))
         return body
 
     return declare
