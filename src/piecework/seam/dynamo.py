@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from piecework.errors import GuardError, TraceError
+from piecework.seam.shadow import shadow_run
 
 _SETTINGS = {
     "automatic_dynamic_shapes": False,
@@ -27,6 +28,8 @@ _SETTINGS = {
     "suppress_errors": False,
     "verbose": False,
 }
+_FAILED = re.compile(r"""got \w*(?:Error|Exception)\((?:"|')(.*?)(?:"|')\)""", re.DOTALL)
+_WHAT = re.compile(r"Developer debug context: (?:builtin |call_function )?([^\n\[]{1,80})")
 _USER_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -122,7 +125,7 @@ def _capture(
         found.append(kept)
 
         def run_graph(*values: Any) -> tuple[Any, ...]:
-            outputs = graph.forward(*values)
+            outputs = shadow_run(graph, values)
             kept.results = [_mark(value, index) for index, value in enumerate(outputs)]
             return tuple(kept.results)
 
@@ -208,11 +211,13 @@ def _settings(oblivious: bool) -> Iterator[None]:
 
 
 _HINTS = (
-    ("print", "take the print out of forward, or guard it with `if not torch.compiler.is_compiling()`"),
-    ("ata-dependent", "use torch.where, or make the branch an opaque operator of your own"),
-    ("Unsupported: builtin", "use a tensor operation instead, or put the call into an opaque operator"),
-    ("built-in", "use a tensor operation instead, or put the call into an opaque operator"),
-    ("generator", "use a tensor operation instead, or put the call into an opaque operator"),
+    (
+        r"builtin operator `print`",
+        "take the print out of forward, or put it under `if not torch.compiler.is_compiling()`",
+    ),
+    (r"[Dd]ata-dependent", "use torch.where, or make the branch an opaque operator of your own"),
+    (r"builtin|C/C\+\+", "use a tensor operation instead, or put the call into an opaque operator"),
+    (r"generator", "use a tensor operation instead, or put the call into an opaque operator"),
 )
 
 
@@ -222,6 +227,11 @@ def _explain(error: Exception) -> TraceError | GuardError:
     frames = [frame for frame in _USER_FRAME.findall(text) if "site-packages/torch/" not in frame[0]]
     place = f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    failed = _FAILED.search(text)
+    if (what := _WHAT.search(text)) is not None and failed is None:
+        first = f"{first} (`{what[1].strip()}`)"
+    if failed is not None:
+        first = failed[1]
     facts = {"file": frames[-1][0] if frames else "", "line": int(frames[-1][1]) if frames else 0, "report": text}
     if "ConstraintViolation" in type(error).__name__:
         return GuardError(
@@ -229,10 +239,13 @@ def _explain(error: Exception) -> TraceError | GuardError:
             hint="leave it out of `dynamic`, or change the line so that every size is possible",
             facts=facts,
         )
-    hint = next(
-        (hint for word, hint in _HINTS if word in text),
-        "rewrite the line as tensor operations, or put it into an opaque operator",
-    )
+    is_unsupported = type(error).__name__ in ("Unsupported", "UserError") and "Observed exception" not in first
+    if failed is not None or not is_unsupported:
+        facts["fails"] = True
+        hint = "call the model uncompiled with inputs of these sizes to see it fail; mend it, or bound the dimension"
+        return TraceError(f"forward fails{' at ' + place if place else ''}: {first}", hint=hint, facts=facts)
+    advice = "rewrite the line as tensor operations, or put it into an opaque operator"
+    hint = next((hint for words, hint in _HINTS if re.search(words, text)), advice)
     return TraceError(
         f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts
     )
