@@ -218,6 +218,19 @@ class AssertOnSizes(nn.Module):
         return y * 2 + x.shape[0]
 
 
+class RowsChosenByData(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = x[x[:, 0] > 1]
+        y = ops.fresh(x)
+        return torch.cat([chosen * 2, y]), ops.fresh(chosen) + chosen.shape[0]
+
+
+class NumberFromData(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.sum().item()
+        return ops.fresh(x * 2) * total
+
+
 class UnusedEffect(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         ops.put(x * 2)
@@ -229,6 +242,7 @@ SPELLINGS = [
     SizeArithmetic, SizeOfMadeTensor, SizeToOperator, SizeReturned, ChunkBefore, SplitBefore, TwoUsed, TwoOneUnused,
     TwoByIndex, AllocationOnly, AllocationNew, ViewsOnly, ItemOnly, NothingBetween, OpaqueFirst, OpaqueLast, OnlyOpaque,
     NoneAtAll, NoSymbol, NoSymbolPiece, FreshThenPiece, UnusedEffect,
+    RowsChosenByData, NumberFromData,
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from piecework.models.weights import load_weights
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model, with_siblings
 from piecework.runtime.program import Program
+from piecework.runtime.variants import join_variants
 from piecework.seam.toolchain import toolchain
 from piecework.stages.find import read_program
 from piecework.store.protocol import KernelStore
@@ -30,11 +31,12 @@ from piecework.values.record import Record
 from piecework.values.shapes import Range, partition
 
 Bodies = Mapping[str, Callable[..., Any]]
+Example = Sequence[Any] | Mapping[str, Any]
 
 
 def compile(
     model: torch.nn.Module,
-    example_inputs: Sequence[Any] | Mapping[str, Any],
+    example_inputs: Example | list[Example],
     *,
     dynamic: Dynamic | None = None,
     options: CompileOptions | None = None,
@@ -44,9 +46,10 @@ def compile(
 ) -> Program:
     """Compile a model for the presence pattern of `example_inputs`, or find it compiled in the store.
 
-    `example_inputs` are forward's arguments as a tuple or a dictionary; `dynamic` says which dimensions vary
-    and overrides what `@compilable` declared. Without a store the platform's cache folder is used. The
-    program reads the model's own weights.
+    `example_inputs` are forward's arguments as a tuple or a dictionary, or a list of those: then there is a
+    variant for each, and a call's arguments choose. `dynamic` says which dimensions vary and overrides what
+    `@compilable` declared. Without a store the platform's cache folder is used. The program reads the model's
+    own weights.
 
     Raises TraceError, GuardError, SplitError, CompileError, OptionError, StoreError.
     """
@@ -54,9 +57,14 @@ def compile(
     watch = observer or report_to_log
     if settings.mode in (NONE, STOCK):
         return _uncompiled(model, example_inputs, settings, watch)
-    request = make_request(model, example_inputs, dynamic, settings)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    return compile_model(request, lambda: _own_weights(model), ops or {}, kept, watch, model=model)
+    examples = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    if not examples:
+        raise OptionError("`example_inputs` is an empty list", hint="give one example for each variant")
+    requests = [make_request(model, example, dynamic, settings) for example in examples]
+    return join_variants(
+        [compile_model(r, lambda: _own_weights(model), ops or {}, kept, watch, model=model) for r in requests]
+    )
 
 
 def make_request(
@@ -100,6 +108,8 @@ def request_for(
         fall_back=EagerCompiler(),
         toolchain=tools,
         budget_s=settings.compile_budget_s,
+        verify=settings.verify,
+        drift_every=settings.drift_every,
         debug_folder=settings.debug_folder,
     )
 
@@ -130,9 +140,12 @@ def load(
     if (key is None) == (model_folder is None):
         raise OptionError("`load` takes either `key` or `model_folder`", hint="give one of the two")
     chosen = key if key is not None else newest_of_folder(str(model_folder), store)
-    record = read_program(chosen, store)
-    found = read_weights(record, weights, with_siblings(record, store))
-    return bind_record(chosen, record, found, _bodies(ops), store, watch)
+    programs = []
+    for one in chosen.split(","):
+        record = read_program(one, store)
+        found = read_weights(record, weights, with_siblings(record, store))
+        programs.append(bind_record(one, record, found, _bodies(ops), store, watch))
+    return join_variants(programs)
 
 
 def read_weights(

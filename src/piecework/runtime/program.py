@@ -33,6 +33,7 @@ class Program:
         self.source = source
         self.weights: dict[str, torch.Tensor] = {**(elsewhere.weights if elsewhere is not None else {}), **weights}
         self.sides: tuple[Program, ...] = (self, *(elsewhere.sides if elsewhere is not None else ()))
+        self.variants: tuple[Program, ...] = (self,)
         self.bound = bound
         self._rebind: Callable[[Mapping[str, torch.Tensor]], Program] | None = None
         self._findings: Callable[[Any], tuple[str, ...]] = lambda model: ()
@@ -59,6 +60,8 @@ class Program:
         each weight of the model is still the tensor that the program reads. `model` is the model as it is now;
         a program that was compiled from a model object knows it already.
         """
+        if len(self.variants) > 1:
+            return tuple(dict.fromkeys(finding for one in self.variants for finding in one.check(model)))
         return self._findings(model)
 
     def refresh(self, weights: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -66,6 +69,11 @@ class Program:
 
         Weights that a mapping leaves out stay as they are. Raises BindError where one does not fit.
         """
+        if len(self.variants) > 1:
+            for variant in self.variants:
+                variant.refresh(weights)
+                self.weights.update(variant.weights)
+            return
         if self._rebind is None:
             return
         fresh = self._rebind({**self.weights, **weights} if weights else {})

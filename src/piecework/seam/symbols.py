@@ -25,10 +25,14 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class SymbolTable:
-    """The names of symbols, and expressions as text; `names` maps Dynamo's symbols to declared names."""
+    """The names of symbols, and expressions as text; `declared` maps Dynamo's symbols to declared names.
+
+    `names` holds besides `u0, u1, …` for the sizes that are known at run time only.
+    """
 
     def __init__(self, names: Mapping[sympy.Symbol, str]) -> None:
         self.names = dict(names)
+        self.declared = dict(names)
         self._text: dict[sympy.Expr, Size] = {}
         self._printer = PythonPrinter()
 
@@ -109,7 +113,7 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
     placeholders: dict[str, fx.Node] = {}
     env: dict[sympy.Symbol, fx.Node] = {}
     with graph.inserting_before(first):
-        for symbol, name in table.names.items():
+        for symbol, name in table.declared.items():
             if name not in placeholders:
                 placeholders[name] = graph.placeholder(name)
                 placeholders[name].meta["example_value"] = None
@@ -120,7 +124,7 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
             continue
         if any(is_number(inner.meta.get("example_value")) for inner in node.all_input_nodes):
             _replace_inputs(graph, node, table, env, memo)
-        _define_unbacked(graph, node, env)
+        _define_unbacked(graph, node, env, table)
     for node in reversed(list(graph.nodes)):
         if (
             node.op == "placeholder"
@@ -132,7 +136,8 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
             continue
         value = node.meta.get("example_value")
         dropped = node.op == "call_function" and getattr(node.target, "__name__", "") in _DROPPED
-        dead_number = node.op != "output" and not node.users and is_number(value) and node.op != "placeholder"
+        dead_number = node.op not in ("output", "placeholder") and not node.users and is_number(value)
+        dead_number = dead_number and "defines" not in node.meta
         if dropped or (dead_number and not (node.op == "call_function" and "check" in str(node.target))):
             graph.erase_node(node)
     return placeholders
@@ -195,19 +200,18 @@ def _mark_number(node: fx.Node) -> None:
             _mark_number(inner)
 
 
-def _define_unbacked(graph: fx.Graph, node: fx.Node, env: dict[sympy.Symbol, fx.Node]) -> None:
+def _define_unbacked(graph: fx.Graph, node: fx.Node, env: dict[sympy.Symbol, fx.Node], table: SymbolTable) -> None:
     """Give every data-dependent symbol that `node` brings a node of its own."""
     value = node.meta.get("example_value")
     bindings = node.meta.get("unbacked_bindings") or {}
     for symbol in bindings:
         if symbol in env:
             continue
-        if isinstance(value, torch.SymInt):
-            env[symbol] = node
-            continue
-        made = _reach(graph, node, value, bindings[symbol])
+        made = node if isinstance(value, torch.SymInt) else _reach(graph, node, value, bindings[symbol])
         if made is not None:
             env[symbol] = made
+            made.meta["defines"] = table.text(symbol)
+            made.meta.setdefault("spec", ScalarSpec("int"))
 
 
 def _reach(graph: fx.Graph, node: fx.Node, value: Any, path: Sequence[Any]) -> fx.Node | None:

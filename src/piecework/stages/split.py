@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import fx
@@ -19,6 +20,7 @@ from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
 from piecework.values.declaration import registry
 from piecework.values.graph import INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
+from piecework.values.signature import TensorSpec
 
 
 def resolve_split_ops(split_ops: Sequence[str], split_ops_only: Sequence[str] | None) -> frozenset[str]:
@@ -69,8 +71,46 @@ def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: 
         if node in place:
             groups.setdefault(place[node], []).append(node)
     ordered = [groups[index] for index in sorted(groups)]
-    stretches = tuple(_stretch(nodes, opaque, place) for nodes in ordered)
+    inputs = _inputs(ordered, opaque)
+    used = {source for one in inputs for source in one} | set(_sources(graph.output_node()))
+    stretches = tuple(
+        _stretch(_needed(nodes, used), tuple(one), used, nodes[0] in opaque)
+        for nodes, one in zip(ordered, inputs, strict=True)
+    )
     return SplitGraph(traced, stretches, tuple(sorted(set(opaque.values()))), tuple(sorted(called)))
+
+
+def _inputs(ordered: Sequence[Sequence[fx.Node]], opaque: Collection[fx.Node]) -> list[dict[fx.Node, None]]:
+    """Return what enters each stretch: values from outside, and for a piece the data-dependent sizes of those."""
+    defines = {node.meta["defines"]: node for nodes in ordered for node in nodes if "defines" in node.meta}
+    found: list[dict[fx.Node, None]] = []
+    for nodes in ordered:
+        own = set(nodes)
+        inputs: dict[fx.Node, None] = {}
+        for node in nodes:
+            for source in _sources(node):
+                if source not in own:
+                    inputs.setdefault(source)
+        if defines and nodes[0] not in opaque:
+            for source in list(inputs):
+                for name in data_dependent_names(source.meta.get("spec")):
+                    if name in defines and defines[name] not in own:
+                        inputs.setdefault(defines[name])
+        found.append(inputs)
+    return found
+
+
+def _needed(nodes: Sequence[fx.Node], used: Collection[fx.Node]) -> Sequence[fx.Node]:
+    """Leave out the reading of sizes that nothing asks for."""
+    return [node for node in nodes if node.users or node in used or "defines" not in node.meta] or nodes
+
+
+def data_dependent_names(spec: object) -> Iterable[str]:
+    """Yield the names of sizes in a spec that are known at run time only."""
+    sizes = (*spec.shape, *(spec.stride or ())) if isinstance(spec, TensorSpec) else ()
+    for size in sizes:
+        if isinstance(size, str):
+            yield from re.findall(r"\bu\d+\b", size)
 
 
 def _check_modes(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
@@ -88,32 +128,19 @@ def _is_tuple(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("example_value"), tuple | list)
 
 
-def _stretch(nodes: Sequence[fx.Node], opaque: dict[fx.Node, str], place: dict[fx.Node, int]) -> Stretch:
-    own = set(nodes)
-    inputs: dict[fx.Node, None] = {}
-    for node in nodes:
-        for source in _sources(node):
-            if source not in own:
-                inputs.setdefault(source)
-    here = place[nodes[0]]
-    outputs = [node for node in nodes if any(_leaves(user, here, place) for user in node.users)]
-    tuples = [node for node in outputs if _is_tuple(node)]
-    if tuples and nodes[0] not in opaque:
+def _stretch(
+    nodes: Sequence[fx.Node], inputs: tuple[fx.Node, ...], used: Collection[fx.Node], is_opaque: bool
+) -> Stretch:
+    outputs = tuple(node for node in nodes if node in used)
+    if is_opaque:
+        return Stretch(OPAQUE, tuple(nodes), inputs, outputs)
+    if crossing := next((node for node in outputs if _is_tuple(node)), None):
         raise SplitError(
-            f"the result of `{tuples[0].target}` is a tuple that crosses a cut as a whole",
+            f"the result of `{crossing.target}` is a tuple that crosses a cut as a whole",
             hint="take its items before the opaque call",
         )
-    if nodes[0] in opaque:
-        return Stretch(OPAQUE, tuple(nodes), tuple(inputs), tuple(outputs))
     kind = INLINE if all(is_trivial(node) for node in nodes) else PIECE
-    return Stretch(kind, tuple(nodes), tuple(inputs), tuple(outputs))
-
-
-def _leaves(user: fx.Node, here: int, place: dict[fx.Node, int]) -> bool:
-    """Tell whether a use lies outside the stretch; numbers are looked through to their own users."""
-    if user.meta.get("number"):
-        return any(_leaves(further, here, place) for further in user.users)
-    return place.get(user, -1) != here
+    return Stretch(kind, tuple(nodes), inputs, outputs)
 
 
 def _sources(node: fx.Node) -> Iterable[fx.Node]:

@@ -7,7 +7,7 @@ passes through Dynamo when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from piecework.seam import dynamo
 from piecework.seam.fake import without_weights
 from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
+from piecework.seam.shape_guards import read_shape_guards
 from piecework.seam.symbols import SymbolTable, use_symbols
 from piecework.values.arguments import (
     LeafDims,
@@ -60,7 +61,7 @@ def trace(
         is_usable = own != sizes and all(
             n in within.get(name, (n,)) and (n > 1 or sizes[name] < 2) for name, n in own.items()
         )
-        if "assertion failed" not in str(error) or not is_usable:
+        if not error.facts.get("fails") or not is_usable:
             raise
         # The inputs' values may agree with their sizes, and with no others.
         return _trace_at(model, given, dims, own, own, within, device)
@@ -104,12 +105,16 @@ def _assemble(
     graph = captured.graph.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     by_path = {binding.name: node for node, binding in zip(placeholders, named, strict=True) if binding}
-    table = SymbolTable(_name_symbols(by_path, varying))
+    names, equal = _name_symbols(by_path, varying)
+    table = SymbolTable(names)
     for node in graph.nodes:
         if node.meta.get("example_value") is not None:
             node.meta["spec"] = table.spec(node.meta["example_value"])
     files = {code.co_filename for code in captured.code}
-    guards = (*_shape_guards(_shape_environment(placeholders), table, files), *_least_sizes(captured, varying))
+    guards = (
+        *read_shape_guards(placeholders, table, files, equal),
+        *_least_sizes(captured, varying),
+    )
     symbols = use_symbols(graph, table)
     bindings = {node.name: Binding("symbol", name, ScalarSpec("int")) for name, node in symbols.items()}
     for node, binding in zip(placeholders, named, strict=True):
@@ -208,8 +213,12 @@ def _static_names(model: torch.nn.Module) -> dict[int, Binding]:
     }
 
 
-def _name_symbols(by_path: Mapping[str, torch.fx.Node], dims: Sequence[LeafDims]) -> dict[Any, str]:
+def _name_symbols(
+    by_path: Mapping[str, torch.fx.Node], dims: Sequence[LeafDims]
+) -> tuple[dict[Any, str], list[tuple[str, str]]]:
+    """Return the declared name of each of Dynamo's symbols, and the pairs of names that the model takes for one."""
     names: dict[Any, str] = {}
+    equal: list[tuple[str, str]] = []
     for leaf in dims:
         node = by_path.get(leaf.path)
         if node is None:
@@ -222,8 +231,10 @@ def _name_symbols(by_path: Mapping[str, torch.fx.Node], dims: Sequence[LeafDims]
                     f"dimension `{mark.name}` (`{leaf.path}.shape[{dim}]`) comes out as `{size}`: the model fixes it",
                     hint="leave it out of `dynamic`, or change the line that fixes it",
                 )
-            names.setdefault(expression, mark.name)
-    return names
+            known = names.setdefault(expression, mark.name)
+            if known != mark.name and (known, mark.name) not in equal:
+                equal.append((known, mark.name))
+    return names, equal
 
 
 def _input_leaves(
@@ -252,36 +263,6 @@ def _declared_spec(leaf: torch.Tensor, traced: Spec | None, marks: Mapping[int, 
     assert isinstance(plain, TensorSpec)
     shape = tuple(marks[dim].name if dim in marks else size for dim, size in enumerate(plain.shape))
     return TensorSpec(plain.dtype, shape, plain.stride if traced else None, plain.device)
-
-
-def _shape_environment(placeholders: Sequence[torch.fx.Node]) -> Any:
-    for node in placeholders:
-        mode = getattr(node.meta.get("example_value"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None:
-            return mode.shape_env
-    return None
-
-
-def _shape_guards(environment: Any, table: SymbolTable, files: Collection[str]) -> tuple[ShapeGuard, ...]:
-    if environment is None:
-        return ()
-    found = []
-    for guard in environment.guards:
-        known = all(symbol in table.names for symbol in guard.expr.free_symbols)
-        if known:
-            line = str(getattr(guard.sloc, "maybe_user_loc", "") or getattr(guard.sloc, "framework_loc", ""))
-            found.append(ShapeGuard(str(table.text(guard.expr)), _place(line, files)))
-    return tuple(dict.fromkeys(found))
-
-
-def _place(line: str, files: Collection[str]) -> str:
-    """Turn torch's `code  # path:line in function` into `path:line (code)`; torch cuts long paths at the front."""
-    code, _, place = line.partition("  # ")
-    if not place:
-        return line
-    path, _, number = place.split(" in ")[0].rpartition(":")
-    whole = next((file for file in sorted(files) if path and file.endswith(path)), path)
-    return f"{whole}:{number} ({code.strip()})"
 
 
 def _least_sizes(captured: dynamo.Capture, dims: Sequence[LeafDims]) -> tuple[ShapeGuard, ...]:

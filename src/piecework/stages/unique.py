@@ -148,7 +148,7 @@ def _piece(
     tensors = [node for node in given if node not in apart]
     _check_alias(stretch, tensors)
     parameters = [(graph.by_name[symbol], own[symbol], "int") for symbol in symbols]
-    rename = {**own, **{names[node]: f"u{index}" for index, node in enumerate(scalars)}}
+    rename = {**own, **{node.meta.get("defines", names[node]): f"u{index}" for index, node in enumerate(scalars)}}
     parameters += [(node, f"u{index}", _scalar(node)) for index, node in enumerate(scalars)]
     parameters += [(node, f"x{index}", str(_rename(node.meta["spec"], rename))) for index, node in enumerate(tensors)]
     parameters += [
