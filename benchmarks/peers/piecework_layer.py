@@ -11,20 +11,20 @@ from measure import Elapsed
 from peers.work import Started, Work
 from toy_llama import OPERATOR, attention_body
 
-BODIES = {OPERATOR: attention_body}
+pw.split_op(OPERATOR)(attention_body)
 DYNAMIC = {"input_ids": {0: "tokens"}, "positions": {0: "tokens"}}
 
 
 @contextlib.contextmanager
 def one_range(work: Work) -> Iterator[Started]:
     """Compile one artifact a piece, for 2 to 8,192 tokens, which is what the other systems compile."""
-    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,), ranges=((1, 8192),), size_one=False))
+    yield _start(work, pw.CompileOptions(ranges=((2, 8192),)))
 
 
 @contextlib.contextmanager
 def default_options(work: Work) -> Iterator[Started]:
     """Compile what the defaults say: two ranges, and size 1 by itself."""
-    yield _start(work, pw.CompileOptions(split_ops=(OPERATOR,)))
+    yield _start(work, pw.CompileOptions())
 
 
 def _start(work: Work, options: Any) -> Started:
@@ -34,10 +34,10 @@ def _start(work: Work, options: Any) -> Started:
     start = Elapsed.now()
     store = pw.DiskStore(work.folder / "store")
     if work.is_warm:
-        program = pw.load(store, key=key_file.read_text(), weights=weights, ops=BODIES)
+        program = pw.load(store, key=key_file.read_text(), weights=weights)
     else:
         example = dict(zip(("input_ids", "positions"), inputs, strict=True))
-        program = pw.compile(model, example, dynamic=DYNAMIC, options=options, store=store, ops=BODIES)
+        program = pw.compile(model, example, dynamic=DYNAMIC, options=options, store=store)
     bound = start.until_now()
     program(*inputs)
     first_result = start.until_now()

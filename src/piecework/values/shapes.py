@@ -63,11 +63,11 @@ def parse_range(text: str) -> Range:
 def partition(ranges: Iterable[tuple[int, int]], single_sizes: Iterable[int], maximum: int) -> tuple[Range, ...]:
     """Cut [1, maximum] into the ranges that get an artifact each.
 
-    Ranges are clipped to `maximum` and must cover [1, maximum] without gap or overlap; size 1 and every
-    single size become ranges of their own, because the compiler proves its code from size 2 on only.
+    Ranges are clipped to `maximum` and must stand side by side up to it; sizes below the first range are not served.
+    Size 1 and every single size become ranges of their own: the compiler proves its code from size 2 on only.
     """
     wanted = sorted(Range(low, min(high, maximum)) for low, high in ranges if low <= maximum)
-    edge = 0
+    edge = wanted[0].low - 1 if wanted else 0
     for item in wanted:
         if item.low != edge + 1:
             raise OptionError(
@@ -80,12 +80,13 @@ def partition(ranges: Iterable[tuple[int, int]], single_sizes: Iterable[int], ma
             f"ranges end at `{edge}`, below `max_num_batched_tokens={maximum}`",
             hint=f"extend the last range to {maximum}, or lower max_num_batched_tokens",
         )
-    singles = {1, *single_sizes}
-    for size in singles:
-        if not 1 <= size <= maximum:
+    for size in single_sizes:
+        if not wanted[0].low <= size <= maximum:
             raise OptionError(
-                f"single size `{size}` lies outside [1, {maximum}]", hint="single_sizes must lie inside the ranges"
+                f"single size `{size}` lies outside [{wanted[0].low}, {maximum}]",
+                hint="single_sizes must lie inside the ranges",
             )
+    singles = {1, *single_sizes}
     return tuple(piece for item in wanted for piece in _cut_out(item, singles))
 
 
