@@ -145,6 +145,44 @@ class ArtifactReused(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RangeSplit(Event):
+    """The compiler assumed more of the sizes than a range says, so that the range is served in parts."""
+
+    piece: str
+    range: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified(Event):
+    """An artifact was run beside its piece's text: it `held`, `failed`, or was `untried` for a reason."""
+
+    piece: str
+    range: str
+    outcome: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationFailed(Event):
+    """An artifact does not give what its piece's text gives, and is not served."""
+
+    piece: str
+    range: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift(Event):
+    """One step in many was run uncompiled as well: how far the program's results were from eager's."""
+
+    step: int
+    error: float
+    output: str
+    num_compared: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class FallBack(Event):
     """Something runs by a slower or more general way than asked for, and why."""
 

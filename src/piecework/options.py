@@ -55,6 +55,10 @@ class CompileOptions:
     )
     strict: bool = _option(False, keyed=False, text="a damaged store entry is an error instead of a miss")
     compile_budget_s: float = _option(0.0, keyed=False, text="a piece that takes longer runs eager; 0 = no limit")
+    verify: bool = _option(
+        True, keyed=False, text="run each new artifact beside eager before it serves; what fails runs eager"
+    )
+    drift_every: int = _option(0, keyed=False, text="run one step in so many through eager too and compare; 0 = none")
     compile_threads: int = _option(1, keyed=False, text="pieces compiled at a time")
     debug_folder: str = _option("", keyed=False, text="where computation_graph.py and dumps are written")
 
@@ -74,7 +78,9 @@ class CompileOptions:
             raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
         if not (self.compiler is None or isinstance(self.compiler, str) or callable(self.compiler)):
             raise OptionError(f"compiler `{self.compiler!r}` is no name and no callable", hint=_near("", COMPILERS))
-        for name, least in (("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1)):
+        for name, least in (
+            ("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1), ("drift_every", 0),
+        ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {least} up")

@@ -23,10 +23,11 @@ from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_so
 from piecework.values.artifact import Compiler
 from piecework.values.declaration import Dynamic
 from piecework.values.digest import digest_data
-from piecework.values.graph import OPAQUE, PIECE, SymbolSource
+from piecework.values.graph import OPAQUE, PIECE, Plan, SymbolSource, TracedGraph
 from piecework.values.key import key_of
 from piecework.values.record import Record
 from piecework.values.shapes import Range, boxes_of, clip, combinations, format_box, hull, symbol_ranges
+from piecework.values.verdict import Check, let_pass
 
 if TYPE_CHECKING:
     from piecework.stages.audit import Side
@@ -74,6 +75,8 @@ class Request:
     fall_back: Compiler
     toolchain: Mapping[str, str]
     budget_s: float = 0.0
+    verify: bool = False
+    drift_every: int = 0
     debug_folder: str = ""
     witness: Witness = pass_on
 
@@ -172,6 +175,7 @@ def _build_side(
     from piecework.stages.record import make_record
     from piecework.stages.split import resolve_split_ops, split
     from piecework.stages.unique import unique
+    from piecework.values.narrow import assign, refine
 
     traced, bounds = request.witness("traced", side.traced), hull(ranges)
     with phase(observer, "split"):
@@ -192,9 +196,12 @@ def _build_side(
         )
     )
     with phase(observer, "compile", f"{len(jobs)} artifacts"):
-        artifacts = compile_jobs(
-            jobs, request.compiler, request.fall_back, request.toolchain, store, observer, budget_s=request.budget_s
-        )
+        parts = compile_jobs(
+            jobs, request.compiler, request.fall_back, request.toolchain, store, observer,
+            budget_s=request.budget_s, check=_check_of(request, source, traced, plan, store),
+        )  # fmt: skip
+        own = refine(own, plan.regions, parts)
+        artifacts = assign(own, plan.regions, parts)
     evidence = collect(traced.guards, traced.code, traced.constants)
     factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
     record = make_record(
@@ -205,6 +212,15 @@ def _build_side(
     store.write_record(PROGRAM, key, record.as_dict())
     leave_graph(key, record, plan.pieces, store, request.debug_folder, observer)
     return key, record
+
+
+def _check_of(request: Request, source: Source, traced: TracedGraph, plan: Plan, store: KernelStore) -> Check:
+    """Return what runs each new artifact beside its text."""
+    if not request.verify:
+        return let_pass
+    from piecework.stages.verify import Verification, own_weights
+
+    return Verification(store.kernel_path, own_weights(source.model, source.device, plan, traced.constants))
 
 
 def _factors_of_side(factors: Mapping[str, Any], side: Side, siblings: Sequence[str]) -> Mapping[str, Any]:

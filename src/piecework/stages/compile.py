@@ -1,7 +1,7 @@
 """Compile: each distinct piece, once per box, unless the store holds it already.
 
-What the compiler makes goes to the store and is read back from there by `load`, on a cold start as on a
-warm one. A piece that does not compile, or takes longer than its budget, runs as its text, loudly.
+What the compiler makes is checked, goes to the store and is read back from there by `load`, on a cold start as on a
+warm one. A piece that does not compile, takes longer than its budget or fails its check runs as its text, loudly.
 """
 
 from __future__ import annotations
@@ -11,16 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as OutOfTime
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from piecework.errors import ArtifactMissing, CompileError
-from piecework.events import ArtifactCompiled, ArtifactReused, FallBack, Observer
+from piecework.events import (
+    ArtifactCompiled,
+    ArtifactReused,
+    FallBack,
+    Observer,
+    RangeSplit,
+    VerificationFailed,
+    Verified,
+)
 from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
 from piecework.values.key import artifact_factors, key_of
-from piecework.values.shapes import Box
+from piecework.values.narrow import MOST_PARTS, Part, kept_box, rest_of
+from piecework.values.shapes import Box, format_box
+from piecework.values.verdict import FAILED, HELD, UNTRIED, Check, Verdict, let_pass
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,19 @@ class Job:
         return f"piece {self.number} ({digest_text(self.text)[:8]})"
 
 
+@dataclass(frozen=True)
+class Line:
+    """What every job goes through: the compiler and what stands in for it, the check, and the store that keeps."""
+
+    compiler: Compiler
+    fall_back: Compiler
+    toolchain: Mapping[str, str]
+    store: SharedStore
+    observer: Observer
+    budget_s: float = 0.0
+    check: Check = let_pass
+
+
 def compile_jobs(
     jobs: Sequence[Job],
     compiler: Compiler,
@@ -46,68 +69,121 @@ def compile_jobs(
     observer: Observer,
     *,
     budget_s: float = 0.0,
-) -> dict[tuple[int, str], str]:
-    """Return the artifact's key for every job; compile and store what is missing."""
+    check: Check = let_pass,
+) -> dict[tuple[int, str], tuple[Part, ...]]:
+    """Return the parts of every job's box with their artifacts' keys; compile, check and store what is missing.
+
+    A box has one part, unless the compiler assumed more of the sizes than the box says: then the artifact serves the
+    part where that holds, and what is left is compiled as boxes of its own.
+    """
+    line = Line(compiler, fall_back, toolchain, store, observer, budget_s, check)
     with compiler if isinstance(compiler, AbstractContextManager) else nullcontext():
-        return {
-            (job.number, job.box_text): _ensure(job, compiler, fall_back, toolchain, store, observer, budget_s)
-            for job in jobs
-        }
+        return {(job.number, job.box_text): _serve(job, line) for job in jobs}
 
 
-def _ensure(
-    job: Job,
-    compiler: Compiler,
-    fall_back: Compiler,
-    toolchain: Mapping[str, str],
-    store: SharedStore,
-    observer: Observer,
-    budget_s: float,
-) -> str:
-    factors = artifact_factors(job.text, job.box_text, {"name": compiler.name, "version": compiler.version}, toolchain)
-    key = key_of(factors)
-    if _is_stored(store, key):
-        observer(ArtifactReused(piece=job.name, range=job.box_text, key=key))
-        return key
-    with store.single_flight(key, lambda: _is_stored(store, key)) as flight:
-        if not flight.owned:
-            observer(ArtifactReused(piece=job.name, range=job.box_text, key=key))
-            return key
-        started = time.perf_counter_ns()
-        artifact, used = _compile(job, compiler, fall_back, observer, budget_s)
-        write_artifact(store, key, artifact, factors)
-    observer(
+def _serve(job: Job, line: Line) -> tuple[Part, ...]:
+    waiting = [job]
+    parts: list[Part] = []
+    while waiting:
+        here = waiting.pop(0)
+        part = _ensure(here, line, may_cut=len(parts) + len(waiting) + 2 <= MOST_PARTS)
+        parts.append(part)
+        waiting += [Job(job.number, job.text, format_box(box), box) for box in rest_of(here.box, part.box)]
+    if len(parts) > 1:
+        line.observer(RangeSplit(piece=job.name, range=job.box_text, parts=tuple(format_box(p.box) for p in parts)))
+    return tuple(parts)
+
+
+def _ensure(job: Job, line: Line, may_cut: bool) -> Part:
+    version = {"name": line.compiler.name, "version": line.compiler.version}
+    factors = artifact_factors(job.text, job.box_text, version, line.toolchain)
+    key, store = key_of(factors), line.store
+    stored = _stored_part(store, key, job, may_cut)
+    if stored is None:
+        with store.single_flight(key, lambda: _stored_part(store, key, job, may_cut) is not None) as flight:
+            stored = None if flight.owned else _stored_part(store, key, job, may_cut)
+            if stored is None:
+                return _make(job, line, Part(job.box, key), factors, may_cut)
+    line.observer(ArtifactReused(piece=job.name, range=format_box(stored.box), key=key))
+    return stored
+
+
+def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool) -> Part:
+    started = time.perf_counter_ns()
+    artifact, used = _compile(job, line)
+    kept = _part_of(artifact.guards, job.box, may_cut)
+    reason = f"it assumes `{' and '.join(artifact.guards)}`, at which its sizes cannot be cut" if kept is None else ""
+    if kept is not None:
+        verdict = _check(job, line, kept, artifact)
+        if verdict.outcome == FAILED:
+            line.observer(VerificationFailed(piece=job.name, range=format_box(kept), reason=verdict.reason))
+            reason = f"it is not served: {verdict.reason}"
+        artifact = replace(artifact, facts={**artifact.facts, **verdict.facts})
+    if reason:
+        artifact, used = _stand_in(job, line, reason, artifact.facts.get("errors", {})), line.fall_back.name
+    served = Part(job.box if reason or kept is None else kept, part.key)
+    write_artifact(line.store, part.key, artifact, factors)
+    line.observer(
         ArtifactCompiled(
             piece=job.name,
-            range=job.box_text,
-            key=key,
+            range=format_box(served.box),
+            key=part.key,
             compiler=used,
             size_bytes=artifact.size_bytes,
             start_ns=started,
             end_ns=time.perf_counter_ns(),
         )
     )
-    return key
+    return served
 
 
-def _compile(
-    job: Job, compiler: Compiler, fall_back: Compiler, observer: Observer, budget_s: float
-) -> tuple[Artifact, str]:
+def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
+    """Try an artifact; its kernels go to the store first, whence the loader takes them."""
+    if line.check is let_pass:
+        return Verdict(UNTRIED)
+    started = time.perf_counter_ns()
+    for data in artifact.kernels.values():
+        line.store.write_blob(data)
+    verdict = line.check(job.number, job.text, box, artifact)
+    if verdict.outcome == HELD or verdict.reason:
+        line.observer(
+            Verified(
+                piece=job.name,
+                range=format_box(box),
+                outcome=verdict.outcome,
+                reason=verdict.reason,
+                start_ns=started,
+                end_ns=time.perf_counter_ns(),
+            )
+        )
+    return verdict
+
+
+def _part_of(guards: Sequence[str], box: Box, may_cut: bool) -> Box | None:
+    kept = kept_box(guards, box) if guards else box
+    return kept if kept is not None and (may_cut or kept == box) else None
+
+
+def _compile(job: Job, line: Line) -> tuple[Artifact, str]:
     try:
-        artifact = _within(budget_s, lambda: compiler.compile(job.text, job.box))
+        artifact = _within(line.budget_s, lambda: line.compiler.compile(job.text, job.box))
     except CompileError as error:
         reason = error.message
     except OutOfTime:
-        reason = f"compiling took longer than the budget of {budget_s:g} s"
+        reason = f"compiling took longer than the budget of {line.budget_s:g} s"
     else:
         if artifact.facts.get("fall_back"):
-            observer(FallBack(what=f"{job.name} at {job.box_text}", reason=str(artifact.facts["fall_back"])))
-        return artifact, compiler.name
-    observer(FallBack(what=f"{job.name} at {job.box_text} runs eager", reason=reason))
-    artifact = fall_back.compile(job.text, job.box)
-    return Artifact(
-        artifact.kind, artifact.text, artifact.kernels, artifact.guards, {**artifact.facts, "fall_back": reason}
-    ), fall_back.name
+            line.observer(FallBack(what=f"{job.name} at {job.box_text}", reason=str(artifact.facts["fall_back"])))
+        return artifact, line.compiler.name
+    return _stand_in(job, line, reason), line.fall_back.name
+
+
+def _stand_in(job: Job, line: Line, reason: str, errors: Mapping[str, Any] | None = None) -> Artifact:
+    """Return what runs instead of what the compiler made, or could not make."""
+    line.observer(FallBack(what=f"{job.name} at {job.box_text} runs eager", reason=reason))
+    artifact = line.fall_back.compile(job.text, job.box)
+    facts = {**artifact.facts, "fall_back": reason} | ({"verified": "failed", "errors": errors} if errors else {})
+    return replace(artifact, facts=facts)
 
 
 def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:
@@ -121,12 +197,16 @@ def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:
         pool.shutdown(wait=False)
 
 
-def _is_stored(store: Store, key: str) -> bool:
+def _stored_part(store: Store, key: str, job: Job, may_cut: bool) -> Part | None:
+    """Return the part of a job's box that a stored artifact serves; None where there is none that is whole."""
     try:
         record = store.read_record(ARTIFACT, key)
     except ArtifactMissing:
-        return False
-    return store.has_blob(record["text"]) and all(store.has_blob(digest) for digest in record["kernels"].values())
+        return None
+    if not (store.has_blob(record["text"]) and all(store.has_blob(digest) for digest in record["kernels"].values())):
+        return None
+    kept = _part_of(tuple(record["guards"]), job.box, may_cut)
+    return None if kept is None else Part(kept, key)
 
 
 def write_artifact(store: Store, key: str, artifact: Artifact, factors: Mapping[str, Any]) -> None:
