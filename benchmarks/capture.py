@@ -20,16 +20,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from benchmarks.gpu_clock import device_ms, host_us
 from benchmarks.llama_shape import DYNAMIC, LLAMA_8B, TINY, Llama, Metadata, Shape, inputs, llama, metadata
 from benchmarks.measure import write_result
 
 from piecework.api.programs import compile as compile_program
+from piecework.capture_events import Captured
 from piecework.capture_options import CaptureOptions
-from piecework.events import ArtifactCompiled, Captured, FallBack, Phase, Recorder
+from piecework.events import ArtifactCompiled, FallBack, Phase, Recorder
 from piecework.options import CompileOptions
 from piecework.runtime.program import Program
 from piecework.runtime.replay import CapturedProgram
@@ -62,34 +64,6 @@ def asking(name: str) -> Iterator[None]:
         traceback.print_exc()
         say(name, error=f"{type(error).__name__}: {error}")
     say("seconds", of=name, s=round(time.perf_counter() - start, 2))
-
-
-def device_ms(call: Callable[[], Any], repeats: int = 30) -> float:
-    """Return the median time of a call on the device."""
-    for _ in range(5):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return round(statistics.median(times), 4)
-
-
-def host_us(call: Callable[[], Any], repeats: int = 50) -> float:
-    """Return the median time until a call returns, the device idle before each."""
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    return round(statistics.median(times) * 1e6, 2)
 
 
 def compiled(model: Llama, shape: Shape, step: Metadata, folder: str, watch: Recorder) -> Program:
@@ -243,38 +217,6 @@ def ask_stock(model: Llama, both: CapturedProgram, shape: Shape, step: Metadata)
             )
 
 
-WARM = """
-import json, os, sys, time
-start = time.perf_counter()
-sys.path[:0] = json.loads(os.environ["WARM_PATH"])
-import torch
-from benchmarks.llama_shape import LLAMA_8B, TINY, Metadata, inputs, llama, metadata
-shape = TINY if os.environ["WARM_TINY"] else LLAMA_8B
-model = llama(shape)
-step = Metadata.allocate(shape, 4, 1024, torch.bfloat16, is_masked=False)
-torch.cuda.synchronize()
-from piecework.api.programs import load
-from piecework.events import Phase, Recorder
-from piecework.store.disk import DiskStore
-names = dict(model.named_parameters()) | dict(model.named_buffers())
-watch = Recorder()
-opened = time.perf_counter()
-program = load(DiskStore(os.environ["WARM_STORE"]), key=os.environ["WARM_KEY"], weights=names, observer=watch)
-bound_s = time.perf_counter() - opened
-with metadata(step), torch.no_grad():
-    first = time.perf_counter()
-    result = program(*inputs(shape, 4, 1023))
-    torch.cuda.synchronize()
-    first_s = time.perf_counter() - first
-loaded = sorted({m.split(".")[0] for m in sys.modules if m.split(".")[0] in ("triton", "sympy")})
-loaded += [m for m in ("torch._inductor", "torch._dynamo") if m in sys.modules]
-torch.save(result.cpu(), os.environ["WARM_RESULT"])
-print("WARM " + json.dumps({
-    "bound_s": round(bound_s, 4), "first_run_s": round(first_s, 4), "process_s": round(time.perf_counter() - start, 2),
-    "phases": {e.name: round(e.elapsed_s, 4) for e in watch.of(Phase)}, "imported": loaded}))
-"""
-
-
 def ask_warm(program: Program, shape: Shape, folder: str, tiny: bool) -> None:
     """Warm start in a fresh process, PATH and caches empty; its result against the cold process's."""
     root = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -287,8 +229,9 @@ def ask_warm(program: Program, shape: Shape, folder: str, tiny: bool) -> None:
             "TMPDIR": scratch, "TRITON_CACHE_DIR": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch,
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         }  # fmt: skip
+        script = pathlib.Path(__file__).with_name("capture_warm.py")
         done = subprocess.run(
-            [sys.executable, "-c", WARM], env=environment, capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False
         )
         line = next((line for line in done.stdout.splitlines() if line.startswith("WARM ")), "")
         if not line:

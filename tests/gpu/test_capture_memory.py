@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gpu.capture_setup import SIZES, captured, compiled, make_model, make_step, run
-from piecework.events import Captured, CaptureSkipped, Recorder
+from piecework.capture_events import Captured, CaptureSkipped
+from piecework.events import Recorder
 from piecework.seam.cuda import CudaDevice
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from gpu.capture_setup import MOST, SIZES, captured, churn, compiled, make_model, make_step, run
+from piecework.capture_events import Captured, Replayed, Uncovered
 from piecework.errors import CaptureError
-from piecework.events import Captured, Recorder, Replayed, Uncovered
+from piecework.events import Recorder
 from piecework.seam.cuda import CudaDevice
 from piecework.values.phases import TABLE
 

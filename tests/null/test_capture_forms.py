@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from capture_toys import captured, compiled, inputs, toy
+from piecework.capture_events import Captured, Replayed, Uncovered
 from piecework.errors import CaptureError
-from piecework.events import Captured, Recorder, Replayed, Uncovered
+from piecework.events import Recorder
 from piecework.values.phases import TABLE
 
 LEGAL = sorted(pair for pair, why in TABLE.items() if not why and pair[0] != "stock")

@@ -82,7 +82,11 @@ class StaticInputs:
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def at(self, size: int) -> dict[str, Tensor]:
-        """Return the buffers of a size by the inputs' names; those at the caller's addresses are left out."""
+        """Return the buffers of a size by the inputs' names; those at the caller's addresses are left out.
+
+        Tensors:
+            ->  [T, ...]  any  one an input; fixed address; valid until `release`
+        """
         return {plan.name: self._buffer(plan, size) for plan in self.plans if not plan.is_fixed}
 
     def _buffer(self, plan: InputPlan, size: int) -> Tensor:
@@ -103,7 +107,11 @@ class StaticInputs:
         self._targets.clear()
 
     def load(self, size: int, count: int, given: Sequence[Tensor]) -> None:
-        """Copy a step's inputs to the first rows of the buffers of a size; `given` in the plans' order."""
+        """Copy a step's inputs to the first rows of the buffers of a size.
+
+        Tensors:
+            given  [N, ...]  any  in the plans' order, N of the T rows
+        """
         sources = [given[index] for index in self._copied]
         targets = self._targets.get((size, count))
         if targets is None:
@@ -123,14 +131,10 @@ class StaticInputs:
         self._targets[size, count] = targets
         return targets
 
-    def fill(self, size: int, row: Callable[[Tensor], Any]) -> None:
-        """Run `row` over every buffer of a size: fills for warm-up, poison for tests."""
-        for tensor in self.at(size).values():
-            row(tensor)
-
     def poison(self, size: int) -> None:
         """Fill what can hold a NaN with it, and the rest with zeros: nothing of an earlier step is left to read."""
-        self.fill(size, lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.zero_())
+        for tensor in self.at(size).values():
+            tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.zero_()
 
 
 def _differ(target: Tensor, source: Tensor) -> bool:

@@ -136,7 +136,11 @@ class AddressTable:
         self._compile()
 
     def hold(self, name: str, tensor: Tensor) -> None:
-        """Keep a tensor alive that graphs read and that no known owner holds."""
+        """Keep a tensor alive that graphs read and that no known owner holds.
+
+        Tensors:
+            tensor  [...]  any  held until `reset`
+        """
         self.unowned.setdefault(_address(tensor), (name, tensor))
 
     def knows(self, address: int) -> bool:
@@ -156,13 +160,13 @@ class AddressTable:
         self._addresses = [external.address for external in self._externals]
         self._bound_addresses = {_address(external.bound) for external in self._externals}
 
-    def is_moved(self, data_ptr: Callable[[Tensor], int] = Tensor.data_ptr) -> bool:
+    def is_moved(self) -> bool:
         """Tell whether any owner's tensor is another one than at capture, or lies elsewhere."""
         try:
             same = all(map(is_, map(getitem, self._containers, self._keys), self._members))
         except (KeyError, IndexError, TypeError):
             return True
-        return not same or list(map(data_ptr, self._tensors)) != self._addresses
+        return not same or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
 
     def faults(self) -> tuple[tuple[External, str], ...]:
         """Return what moved and how: the external, and `gone`, `replaced` or `moved`."""
@@ -190,7 +194,11 @@ class AddressTable:
 
 
 def external_of(place: Place, bound: Tensor, *, is_weight: bool = False) -> External:
-    """Record one place as the owner of what graphs read as `bound`; a weight is what the program is bound to."""
+    """Record one place as the owner of what graphs read as `bound`; a weight is what the program is bound to.
+
+    Tensors:
+        bound  [...]  any  fixed address while graphs that read it live
+    """
     return External(place, bound, place.tensor.data_ptr(), is_weight)
 
 

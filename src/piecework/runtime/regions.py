@@ -90,7 +90,11 @@ class BoundRun:
 
 
 def bound_run(run: Callable[..., Any], outline: Outline) -> BoundRun:
-    """Cut one run of a program into its regions; pieces, bodies and weights are those of the run itself."""
+    """Cut one run of a program into its regions; pieces, bodies and weights are those of the run itself.
+
+    A run that keeps memory for small sizes is taken in its general form: a graph has memory of its own.
+    """
+    run = getattr(run, "general", run)
     space: dict[str, Any] = dict(run.__globals__)
     known = dict.fromkeys(outline.parameters)
     regions: list[BoundRegion] = []

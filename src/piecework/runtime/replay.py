@@ -11,8 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from piecework.capture_events import CaptureFailed, Moved, Refreshed, Released, Replayed, Uncovered
 from piecework.errors import CaptureError
-from piecework.events import CaptureFailed, Moved, Observer, Refreshed, Released, Replayed, Uncovered, ignore
+from piecework.events import Observer, ignore
 from piecework.ops.count import COUNT
 from piecework.ops.step import Step
 from piecework.runtime.buffers import StaticInputs, StaticStep

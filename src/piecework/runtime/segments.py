@@ -44,7 +44,11 @@ class CopyingCall:
 def opaque_segment(
     name: str, call: Callable[..., Any], arguments: Sequence[Any], homes: Sequence[Tensor | None]
 ) -> Segment:
-    """Return the segment of an opaque call; without results to copy it is the call alone."""
+    """Return the segment of an opaque call; without results to copy it is the call alone.
+
+    Tensors:
+        homes  [...]  any  where the next graph reads each result; None where it lies there already
+    """
     if any(home is not None for home in homes):
         return CopyingCall(name, call, arguments, homes)
     return partial(call, *arguments)

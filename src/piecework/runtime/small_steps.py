@@ -57,6 +57,7 @@ class SmallSteps:
             "general": self._general,
         }
         exec(compile(source, "<piecework small steps>", "exec"), space)
+        space["run"].general = self._general  # what a capture takes apart
         return space["run"]  # type: ignore[no-any-return]
 
     def _note(self, key: Any, sizes: Mapping[str, int]) -> None:

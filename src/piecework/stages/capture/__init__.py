@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from piecework.capture_events import Lowered
 from piecework.errors import CaptureError, OptionError
-from piecework.events import Lowered, Observer, ignore
+from piecework.events import Observer, ignore
 from piecework.ops.step import Step, running_step
 from piecework.runtime.buffers import StaticInputs, plan_inputs
 from piecework.runtime.owners import AddressTable

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piecework.capture_events import Captured, CaptureSkipped, Lowered, Unowned
 from piecework.errors import CaptureError, PieceworkError
-from piecework.events import Captured, CaptureSkipped, Lowered, Observer, Unowned
+from piecework.events import Observer
 from piecework.runtime.buffers import StaticInputs, StaticStep
 from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import check_permission
