@@ -247,10 +247,11 @@ def run_starts(
         "forbid": forbid, "starts": list(starts),
     }  # fmt: skip
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "HOME") if name in os.environ}
+    paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-c", CHILD],
         input=json.dumps(plan), capture_output=True, text=True, timeout=900, cwd=cwd, check=False,
-        env=kept | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"} | variables,
+        env=kept | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"} | variables,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("DONE")]
     assert done.returncode == 0 and lines, done.stderr[-4000:]
