@@ -1,4 +1,4 @@
-"""Several programs of one model, one for each presence pattern of its arguments, as one; the call's arguments choose."""
+"""Several programs of one model, one for each presence pattern of its arguments, as one; a call's arguments choose."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ class Pattern:
     arguments: tuple[str, ...]
     constants: Mapping[str, Any]
 
-    def spellings(self) -> list[tuple[str, ...]]:
-        """Return the sets of arguments that mean this pattern: a constant that is forward's default may be left out."""
-        defaults = dict(self.parameters)
-        needless = {name for name, value in self.constants.items() if defaults.get(name) == value}
-        return [self.arguments, *([tuple(a for a in self.arguments if a not in needless)] if needless else [])]
-
 
 def pattern_of(program: Program) -> Pattern:
     """Return what a bound program takes."""
@@ -46,19 +40,19 @@ def join_variants(programs: Sequence[Program]) -> Program:
     variants = [(program, pattern_of(program)) for program in programs]
     parameters = variants[0][1].parameters
     names = [name for name, _ in parameters]
-    table: dict[tuple[bool, ...], list[Program]] = {}
+    table: dict[tuple[str, ...], list[Program]] = {}
     for program, pattern in variants:
-        for spelling in pattern.spellings():
-            table.setdefault(tuple(name in spelling for name in names), []).append(program)
-    traced = [pattern.arguments for _, pattern in variants]
+        table.setdefault(pattern.arguments, []).append(program)
+    choose = _chooser(variants, dict(parameters))
     lines = [f"def call({', '.join(f'{name}=None' for name in names)}):"]
     lines.append(f"    given = ({' '.join(f'{name} is not None,' for name in names)})")
-    space: dict[str, Any] = {"refuse": _refuse(names, traced)}
-    for index, (given, fitting) in enumerate(table.items()):
-        space[f"call_{index}"] = fitting[0] if len(fitting) == 1 else _first_that_fits(fitting)
-        passed = ", ".join(f"{name}={name}" for name, here in zip(names, given, strict=True) if here)
-        lines.append(f"    if given == {given!r}: return call_{index}({passed})")
-    lines.append("    refuse(given)")
+    space: dict[str, Any] = {"choose": choose}
+    plain = [given for given, fitting in table.items() if len(fitting) == 1 and not _has_constant(given, variants)]
+    for index, given in enumerate(plain):
+        space[f"call_{index}"] = table[given][0]
+        passed = ", ".join(f"{name}={name}" for name in given)
+        lines.append(f"    if given == {tuple(name in given for name in names)!r}: return call_{index}({passed})")
+    lines.append(f"    return choose({{{', '.join(f'{name!r}: {name}' for name in names)}}})")
     source = "\n".join(lines) + "\n"
     exec(compile(source, "<piecework variants>", "exec"), space)
     weights: dict[str, torch.Tensor] = {}
@@ -74,31 +68,52 @@ def join_variants(programs: Sequence[Program]) -> Program:
     return joined
 
 
-def _first_that_fits(programs: Sequence[Program]) -> Callable[..., Any]:
-    def call(**arguments: Any) -> Any:
-        reasons = []
-        for program in programs:
+def _has_constant(given: tuple[str, ...], variants: Sequence[tuple[Program, Pattern]]) -> bool:
+    return any(pattern.arguments == given and pattern.constants.keys() & set(given) for _, pattern in variants)
+
+
+def _chooser(
+    variants: Sequence[tuple[Program, Pattern]], defaults: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the slow way: the first variant that fits, where a value that is forward's default may be absent."""
+
+    def choose(arguments: Mapping[str, Any]) -> Any:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        needed = {name for name, value in given.items() if not _is_default(value, defaults.get(name))}
+        reasons: list[InputError] = []
+        for program, pattern in variants:
+            optional = {name for name, value in pattern.constants.items() if _is_default(value, defaults.get(name))}
+            if not (needed <= set(pattern.arguments) and set(pattern.arguments) - optional <= set(given)):
+                continue
             try:
-                return program(**arguments)
+                return program(**{name: value for name, value in given.items() if name in pattern.arguments})
             except ShapeOutOfRange:
                 raise
             except InputError as error:
-                reasons.append(error.message)
-        raise InputError(
-            f"none of the `{len(programs)}` traced variants takes these arguments: " + "; ".join(reasons),
+                reasons.append(error)
+        if len(reasons) == 1:
+            raise reasons[0]
+        raise _refusal(list(given), variants, reasons)
+
+    return choose
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and isinstance(value, int | float | str | bool) and value == default
+
+
+def _refusal(
+    given: Sequence[str], variants: Sequence[tuple[Program, Pattern]], reasons: Sequence[InputError]
+) -> InputError:
+    if reasons:
+        return InputError(
+            f"none of the `{len(reasons)}` traced variants takes these arguments: "
+            + "; ".join(error.message for error in reasons),
             hint="compile with an example like this one too",
         )
-
-    return call
-
-
-def _refuse(names: Sequence[str], traced: Sequence[tuple[str, ...]]) -> Callable[[tuple[bool, ...]], None]:
-    def refuse(given: tuple[bool, ...]) -> None:
-        present = [name for name, here in zip(names, given, strict=True) if here]
-        raise InputError(
-            f"arguments `{', '.join(present)}` were not given together when the program was traced",
-            hint="traced are " + "; ".join(f"`{', '.join(one)}`" for one in traced) + ": compile with this pattern too",
-            facts={"given": present, "traced": [list(one) for one in traced]},
-        )
-
-    return refuse
+    traced = [pattern.arguments for _, pattern in variants]
+    return InputError(
+        f"arguments `{', '.join(given)}` were not given together when the program was traced",
+        hint="traced are " + "; ".join(f"`{', '.join(one)}`" for one in traced) + ": compile with this pattern too",
+        facts={"given": list(given), "traced": [list(one) for one in traced]},
+    )

@@ -49,6 +49,14 @@ def bind_arguments(forward: Callable[..., Any], example: Sequence[Any] | Mapping
 def declared_dynamic(model: Any, dynamic: Dynamic | None) -> Dynamic:
     """Return `dynamic` where it is given, else what the model's class declares."""
     if dynamic is not None:
+        parameters = inspect.signature(model.forward).parameters
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        for name in () if takes_any else dynamic:
+            if name not in parameters:
+                raise OptionError(
+                    f"`dynamic` names `{name}`, which forward does not take",
+                    hint=f"forward takes {', '.join(f'`{one}`' for one in parameters)}",
+                )
         return dynamic
     declaration = getattr(type(model), ATTRIBUTE, None)
     return declaration.dynamic if isinstance(declaration, Declaration) else {}
@@ -60,7 +68,15 @@ def dynamic_leaves(arguments: Mapping[str, Any], dynamic: Dynamic) -> tuple[Leaf
     for name, rule in dynamic.items():
         if name in arguments:
             found.extend(_apply_rule(name, arguments[name], rule))
-    return tuple(found)
+    return (*found, *_of_one_tensor(arguments, found))
+
+
+def _of_one_tensor(arguments: Mapping[str, Any], found: Sequence[LeafDims]) -> Iterator[LeafDims]:
+    """Yield the further places of tensors whose dimensions are declared in one place: they are one tensor."""
+    every = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
+    known = {leaf.path for leaf in found}
+    dims = {id(tensor): leaf.dims for leaf in found for path, tensor in every if path == leaf.path}
+    yield from (LeafDims(path, dims[id(leaf)]) for path, leaf in every if path not in known and id(leaf) in dims)
 
 
 def _apply_rule(path: str, value: Any, rule: Mapping[Any, Any]) -> Iterator[LeafDims]:
