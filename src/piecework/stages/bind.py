@@ -65,7 +65,8 @@ def bind(
 
 
 def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
-    return {name: tuple(map(parse_range, texts)) for name, texts in record.ranges.items()}
+    """Return each symbol's ranges, in the order of the symbols: the store sorts the names of a mapping."""
+    return {s["name"]: tuple(map(parse_range, record.ranges[s["name"]])) for s in record.symbols}
 
 
 def _static_names(record: Record) -> Iterator[tuple[str, str]]:
