@@ -27,8 +27,10 @@ class CompileOptions:
     """How a model is compiled. Fields left `None` are filled in from the optimisation level's table."""
 
     mode: str | int | None = _option(None, keyed=True, text="none, stock, trace_once or piecewise; or 0 to 3")
-    compiler: str | Callable[..., Any] | None = _option(
-        None, keyed=True, text="eager, aot_eager, inductor, or a callable (graph module, inputs) -> callable"
+    compiler: Any = _option(
+        None,
+        keyed=True,
+        text="eager, aot_eager, inductor, a callable (graph module, inputs) -> callable, or a compiler as an object",
     )
     max_num_batched_tokens: int = _option(8192, keyed=True, text="largest size that a program serves")
     ranges: tuple[tuple[int, int], ...] = _option(
@@ -76,7 +78,7 @@ class CompileOptions:
                 )
         if isinstance(self.compiler, str) and self.compiler not in COMPILERS:
             raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
-        if not (self.compiler is None or isinstance(self.compiler, str) or callable(self.compiler)):
+        if not (isinstance(self.compiler, str | None) or _is_compiler(self.compiler) or callable(self.compiler)):
             raise OptionError(f"compiler `{self.compiler!r}` is no name and no callable", hint=_near("", COMPILERS))
         for name, least in (
             ("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1), ("drift_every", 0),
@@ -183,7 +185,17 @@ def _near(name: str, known: tuple[str, ...]) -> str:
     return f"did you mean `{near[0]}`? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
 
 
+def _is_compiler(value: Any) -> bool:
+    """Tell whether a value is a compiler as an object: it compiles, and says what enters its artifacts' keys."""
+    return all(hasattr(value, name) for name in ("compile", "name", "version")) and not isinstance(value, type)
+
+
 def _plain(value: Any) -> Any:
-    if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if _is_compiler(value):
+        return str(value.name)
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -16,8 +16,10 @@ from piecework.values.artifact import Compiler
 NAMES = ("eager", "aot_eager", "inductor")
 
 
-def select_compiler(name: str | Callable[..., Any] | None) -> Compiler:
-    """Return the compiler of a name, or one that calls a function of the user's for each piece."""
+def select_compiler(name: str | Callable[..., Any] | Compiler | None) -> Compiler:
+    """Return the compiler of a name, a compiler as it is, or one that calls a function of the user's for each piece."""
+    if isinstance(name, Compiler) and not isinstance(name, type):
+        return name
     if callable(name):
         return CallableCompiler(name)
     if name == "eager":

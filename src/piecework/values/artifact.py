@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from piecework.values.shapes import Box
 
@@ -41,6 +41,7 @@ class LoadedPiece(Protocol):
         """Return a callable of (symbols…, activations…) in the piece text's order that returns a tuple."""
 
 
+@runtime_checkable
 class Compiler(Protocol):
     """Something that compiles one piece for one box; `name` and `version` enter the artifact's key."""
 
