@@ -6,13 +6,21 @@ import ast
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from e2e.command import Done, llama_folder, piecework, piecework_process
+from piecework.api.folder import open_model
+from piecework.engine.generate import allocate_caches
+from piecework.ops import Step, step_context
+from piecework.options import CompileOptions
+from piecework.stages.record import read_constants
+from piecework.store.disk import DiskStore
 
 PROMPT = "w5 w17 w40"
 COMPILE = ("--compiler", "eager", "--max-num-batched-tokens", "256")
@@ -211,3 +219,34 @@ def test_a_read_only_store_serves_and_gets_nothing(cold: Done, model: Path, stor
     assert not empty.exists()
     both = generate(model, store, "--store-read-only", "--store-write-only")
     assert both.code == 2 and "contradict each other" in both.err
+
+
+def test_the_graph_beside_the_record_gives_what_the_program_gives(cold: Done, model: Path, store: Path) -> None:
+    options = CompileOptions(compiler="eager", max_num_batched_tokens=256)
+    opened = open_model(model, options=options, store=DiskStore(store))
+    assert opened.record is not None
+    (path,) = store.rglob("computation_graph.py")
+    space: dict[str, Any] = {}
+    exec(path.read_text(), space)
+    given = {
+        "input_ids": torch.tensor([[5, 17, 40, 9]]),
+        "position_ids": torch.arange(4)[None],
+        "logits_to_keep": torch.tensor([1, 3]),
+        "tokens": 4,
+        "rows": 2,
+    }
+    values = {value: given[b["name"]] for value, b in opened.record.values.items() if b["kind"] in ("symbol", "input")}
+    constants = read_constants(DiskStore(store).read_blob(opened.record.constants))
+
+    def attend(call: Callable[[], Any]) -> Any:
+        caches = allocate_caches(opened.sites, num_pages=2, page_size=4, dtype=opened.dtype)
+        step = Step.from_lists(
+            slots=[4, 5, 6, 7], query_starts=[0, 4], sequence_lengths=[4], page_table=[[1]], sites=caches
+        )
+        with torch.no_grad(), step_context(step):
+            return call()
+
+    weights = {**constants, **opened.program.weights}
+    got = attend(lambda: space["computation_graph"](**values, weights=weights))
+    wanted = attend(lambda: opened.step(given["input_ids"], given["position_ids"], given["logits_to_keep"]))
+    assert torch.equal(got, wanted)

@@ -32,7 +32,9 @@ def computation_graph(key: str, record: Record, pieces: Sequence[str]) -> str:
     Its function `computation_graph` takes sizes and inputs by their program names and weights by their qualified
     names, and gives what the program gives.
     """
-    calls = _OpaqueFunctions(set(record.values) | {name for r in record.regions for name in r["results"]})
+    made = {name for region in record.regions for name in region["results"]}
+    made |= {name for region in record.regions for call in region["calls"] for name in _names(call["results"])}
+    calls = _OpaqueFunctions(set(record.values) | made)
     body = [_region(region, record, calls) for region in record.regions]
     classes: dict[str, str] = {}
     result = render(dict(record.result), classes)
@@ -161,7 +163,7 @@ class _OpaqueFunctions:
         lines, made = [], []
         for call in calls:
             arguments = rename.text(call["arguments"])
-            results = [name.strip() for name in call["results"].split(",") if name.strip()]
+            results = _names(call["results"])
             targets = [rename.result(name) for name in results]
             made += [name for name in results if name != "_"]
             comma = "," if call["results"].endswith(",") else ""
@@ -175,6 +177,10 @@ class _OpaqueFunctions:
     def texts(self) -> list[str]:
         """Return the functions' definitions in the order in which they are first called."""
         return [f"def {kind}_{number}{text}" for (kind, text), number in self._numbers.items()]
+
+
+def _names(results: str) -> list[str]:
+    return [name.strip() for name in results.split(",") if name.strip()]
 
 
 def _tuple(names: Sequence[str]) -> str:

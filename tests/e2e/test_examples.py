@@ -1,0 +1,68 @@
+"""The examples run as their first lines say, and print what they promise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from house.source_tree import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run_example(name: str, *arguments: str | Path) -> str:
+    """Run an example in a process of its own; return what it printed."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PIECEWORK_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:piecework", str(EXAMPLES / name), *map(str, arguments)],
+        capture_output=True, text=True, timeout=900, check=False, env=kept | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    for example in EXAMPLES.glob("*.py"):
+        assert f'run_example("{example.name}"' in text, f"{example.name} is run by no test"
+
+
+def test_an_operator_of_ones_own() -> None:
+    lines = run_example("opaque_op.py").splitlines()
+    assert lines[0].startswith("opcheck: both operators")
+    assert [line.split(": ")[1].split(" of ")[0] for line in lines if "one graph" in line] == ["one graph", "one graph"]
+    assert "`example.soft_cap` is one of them" in lines[1].replace(".default", "")
+    assert "`example.append` is one of them" in lines[4].replace(".default", "")
+    assert "cut there into 3 regions, 1 of them opaque" in lines[2]
+    assert "cut there into 3 regions, 1 of them opaque" in lines[5]
+    assert [line for line in lines if "give what the model gives" in line] == [lines[3], lines[6]]
+
+
+def test_a_model_of_ones_own() -> None:
+    text = run_example("own_model.py", "--compiler", "eager")
+    assert "9 regions, 5 sites, 3 distinct pieces" in text
+    assert "compiled 6 artifacts" in text
+    assert "loaded 6 artifacts by key, compiled 0" in text
+    answers = [line.partition(" gives ")[2].strip() for line in text.splitlines() if " gives " in line]
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_under_inductor() -> None:
+    assert "loaded 6 artifacts by key, compiled 0" in run_example("own_model.py")
+
+
+def test_a_warm_start(tmp_path: Path) -> None:
+    first = run_example("warm_start.py", tmp_path / "store").splitlines()
+    assert first[0] == "record found: no, traced: yes"
+    assert first[1] == "compiled 2, loaded 2"
+    assert "torch._inductor" in first[2]
+    second = run_example("warm_start.py", tmp_path / "store").splitlines()
+    assert second[0] == "record found: yes, traced: no"
+    assert second[1] == "compiled 0, loaded 2"
+    assert second[2] == "imported of the compiler: nothing"
