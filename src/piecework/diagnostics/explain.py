@@ -122,6 +122,7 @@ def _explain_artifact(key: str, store: Store) -> dict[str, Any]:
             "kernels": len(record["kernels"]),
             "guards": list(record["guards"]),
             "fall_back": str(record["facts"].get("fall_back", "")),
+            "verified": str(record["facts"].get("verified", "")),
         }
     except (ArtifactMissing, CorruptEntry):
         return {"key": key, "is_stored": False}

@@ -40,6 +40,8 @@ def _piece_lines(piece: Mapping[str, Any]) -> list[str]:
     for box, artifact in piece["artifacts"].items():
         if artifact["is_stored"]:
             note = f"; fell back: {artifact['fall_back']}" if artifact["fall_back"] else ""
+            note += f"; assumes {' and '.join(artifact['guards'])}" if artifact["guards"] else ""
+            note += f"; verified: {artifact['verified']}" if artifact["verified"] else ""
             what = f"{artifact['compiler']}, {artifact['size_bytes']} bytes{note}"
         else:
             what = "not stored"
