@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from piecework.errors import GuardError, TraceError
-from piecework.seam.shadow import shadow_run
+from piecework.seam.contracts import CheckedRun, calls_operators
+from piecework.seam.shadow import ContractError, ShadowRun, shadow_run
 
 _SETTINGS = {
     "automatic_dynamic_shapes": False,
@@ -76,6 +77,7 @@ class Capture:
     code: list[types.CodeType] = field(default_factory=list)
     run: Callable[[Sequence[Any], Mapping[str, Any]], Any] = lambda args, kwargs: None
     is_oblivious: bool = False
+    is_checked: bool = False
 
 
 def capture(
@@ -97,6 +99,8 @@ def capture(
         if not has_choice or not _unknown_sizes(found[0]):
             return found
         plain = _capture(model, args, kwargs, marks, oblivious=False)
+    except ContractError:
+        raise
     except TraceError:
         if found is not None:
             return found
@@ -115,6 +119,7 @@ def _capture(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark], *, oblivious: bool
 ) -> tuple[Capture, Any]:
     import torch._dynamo
+    from torch._subclasses import FakeTensor
 
     found: list[Capture] = []
     guards: list[GuardNote] = []
@@ -124,8 +129,10 @@ def _capture(
         kept = Capture(graph, list(inputs), code=list(getattr(context, "traced_code", [])))
         found.append(kept)
 
+        kept.is_checked = calls_operators(graph.graph) and not any(isinstance(v, FakeTensor) for v in inputs)
+
         def run_graph(*values: Any) -> tuple[Any, ...]:
-            outputs = shadow_run(graph, values)
+            outputs = shadow_run(graph, values, CheckedRun if kept.is_checked else ShadowRun)
             kept.results = [_mark(value, index) for index, value in enumerate(outputs)]
             return tuple(kept.results)
 
@@ -145,6 +152,8 @@ def _capture(
     _apply(marks)
     try:
         result = run(args, kwargs)
+    except ContractError:
+        raise
     except Exception as error:
         raise _explain(error) from error
     if not found:
@@ -156,6 +165,17 @@ def _capture(
     found[0].is_oblivious = oblivious
     found[0].run = run
     return found[0], result
+
+
+def check_again(captured: Capture, arguments: Mapping[str, Any]) -> None:
+    """Run a capture's operators at other sizes too, for those that keep their contract at some sizes only."""
+    if captured.is_checked:
+        try:
+            captured.run((), arguments)
+        except ContractError:
+            raise
+        except Exception:  # noqa: BLE001  # the inputs' values may agree with their own sizes alone
+            return
 
 
 def release(captured: Capture) -> None:

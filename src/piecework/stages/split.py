@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from piecework.errors import OptionError, SplitError
+from piecework.seam.contracts import faults_of_registration
 from piecework.seam.kinds import is_state, is_trivial, mutated_arguments, names_operator, operator_name
 from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
@@ -53,6 +54,7 @@ def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: 
     called = {name for node in calls if (name := operator_name(node)) and not name.startswith("aten::")}
     registry.freeze({name.partition(".")[0] for name in called})
     opaque = {node: name for node in calls if (name := names_operator(node, split_ops))}
+    _check_registration(opaque.values())
     _check_order(calls)
     place: dict[fx.Node, int] = {}
     region, was_opaque = 0, False
@@ -111,6 +113,16 @@ def data_dependent_names(spec: object) -> Iterable[str]:
     for size in sizes:
         if isinstance(size, str):
             yield from re.findall(r"\bu\d+\b", size)
+
+
+def _check_registration(names: Iterable[str]) -> None:
+    for name in dict.fromkeys(name.partition(".")[0] for name in names):
+        for argument, fault in faults_of_registration(name):
+            raise SplitError(
+                f"operator `{name}` {fault}",
+                hint=f'give the function registered with `register_fake("{name}")` the schema\'s arguments and defaults',
+                facts={"operator": name, "argument": argument},
+            )
 
 
 def _check_modes(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:

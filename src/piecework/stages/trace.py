@@ -86,6 +86,8 @@ def _trace_at(
         try:
             named = _name_inputs(model, captured.inputs, inputs)
             tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other))
+            dynamo.check_again(captured, resize(arguments, dims, other))
+            dynamo.check_again(captured, resize(arguments, dims, _rounded(other, bounds)))
             return _assemble(captured, tree, arguments, inputs, named, dims, varying, sizes)
         finally:
             dynamo.release(captured)
@@ -135,6 +137,11 @@ def _assemble(
         sizes=sizes,
         containers=tuple(pair for name, value in arguments.items() for pair in containers(value, name)),
     )
+
+
+def _rounded(sizes: Mapping[str, int], bounds: Mapping[str, Range]) -> dict[str, int]:
+    """Return sizes that are multiples of eight where the bounds hold one: what an operator may round up to."""
+    return {name: 8 if 8 in bounds.get(name, (8,)) else size for name, size in sizes.items()}
 
 
 def _varying(dims: Sequence[LeafDims], bounds: Mapping[str, Range]) -> list[LeafDims]:
