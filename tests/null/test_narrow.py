@@ -57,7 +57,7 @@ def test_a_box_is_cut_where_the_compiler_assumed_more() -> None:
     record = read_program(program.key, store)
     assert list(record.ranges["tokens"]) == ["1", "2-64", "65-4096", "4097-8192"]
     boxes = ["s0=1", "s0=2-64", "s0=65-4096", "s0=4097-8192"]
-    assert all(list(piece.artifacts) == boxes for piece in record.pieces)
+    assert all(set(piece.artifacts) == set(boxes) for piece in record.pieces)
     # The piece that was not cut has one artifact for both.
     assert sorted(len(set(piece.artifacts.values())) for piece in record.pieces) == [3, 4]
     for size in (1, 2, 65, 4096, 4097, 8192):

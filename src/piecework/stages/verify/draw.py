@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piecework.seam.evaluate import Layout, call_name, layouts, writes_in_place
+from piecework.seam.evaluate import Layout, call_name, layouts
 from piecework.seam.fx import PieceGraph
-from piecework.values.difference import copy_of
 from piecework.values.predicate import NUMBERS, evaluate
 from piecework.values.signature import ScalarSpec, Size, TensorSpec, contiguous_stride
 
@@ -54,13 +53,6 @@ def empty_inputs(piece: PieceGraph, sizes: Sizes) -> list[Any]:
         else torch.empty_strided(*layout_of(spec, numbers), dtype=getattr(torch, spec.dtype), device="meta")
         for name, spec in piece.parameters
     ]
-
-
-def own_inputs(piece: PieceGraph, values: Sequence[Any]) -> list[Any]:
-    """Return inputs that one run may write to: copies where the piece writes in place, else the values themselves."""
-    if not writes_in_place(piece):
-        return list(values)
-    return [copy_of(value) if isinstance(value, Tensor) else value for value in values]
 
 
 class Source:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from piecework.seam.evaluate import Change, evaluate, is_random, layouts
 from piecework.seam.fx import PieceGraph
-from piecework.stages.verify.draw import Source, empty_inputs, own_inputs
+from piecework.stages.verify.beside import own_inputs
+from piecework.stages.verify.draw import Source, empty_inputs
 from piecework.values.difference import copy_of
 from piecework.values.shapes import Box
 from piecework.values.signature import TensorSpec

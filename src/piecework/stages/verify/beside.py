@@ -1,0 +1,154 @@
+"""A piece's text run on given inputs: what it gives, in higher precision too, and which elements hold a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piecework.errors import PieceworkError
+from piecework.seam.evaluate import (
+    Change,
+    evaluate,
+    is_random,
+    is_unsettled,
+    switches_precision,
+    value_names,
+    writes_in_place,
+)
+from piecework.seam.fx import PieceGraph
+from piecework.values.artifact import LoadedPiece
+from piecework.values.difference import Difference, compare, copy_of
+from piecework.values.signature import TensorSpec
+from piecework.values.tolerance import reference_dtype
+
+CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError, PieceworkError)
+_FILLS = (2.0, 3.0)  # what unwritten memory holds in two runs of eager: what differs between them is no result
+_MOST_BYTES = 4 << 30  # of weights in higher precision
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a piece's text gives for some inputs, under the names that it gives its results."""
+
+    piece: PieceGraph
+    values: Sequence[Any]
+    names: tuple[str, ...]
+    eager: Sequence[Any]
+    reference: Sequence[Any] | None
+    settled: Sequence[Tensor | None]
+
+    def against(self, loaded: LoadedPiece) -> list[Difference]:
+        """Run a compiled form on the same inputs, and compare each of its results."""
+        given = own_inputs(self.piece, self.values)
+        try:
+            results = all_results(self.piece, call_loaded(self.piece, loaded, given), given)
+        except Exception as error:  # noqa: BLE001  code that a compiler wrote may fail in any way
+            first = (str(error).strip().splitlines() or [""])[0]
+            return [_fault("result", f"it raises `{type(error).__name__}: {first}`")]
+        if len(results) != len(self.eager):
+            return [_fault("result", f"it returns {len(results)} results, eager {len(self.eager)}")]
+        found = []
+        for index, (name, result, wanted) in enumerate(zip(self.names, results, self.eager, strict=True)):
+            if isinstance(wanted, Tensor):
+                exact = self.reference[index] if self.reference is not None else None
+                found.append(compare(name, result, wanted, exact, self.settled[index]))
+            elif result != wanted:
+                found.append(_fault(name, f"`{name}` is `{result}`, in eager `{wanted}`"))
+        return found
+
+    def eager_error(self) -> float:
+        """Return the largest error that eager itself has against the reference."""
+        if self.reference is None:
+            return 0.0
+        found = [
+            compare(name, one, one, exact, settled)
+            for name, one, exact, settled in zip(self.names, self.eager, self.reference, self.settled, strict=True)
+            if isinstance(one, Tensor) and one.is_floating_point()
+        ]
+        return max((each.error for each in found if math.isfinite(each.error)), default=0.0)
+
+
+def expect(piece: PieceGraph, values: Sequence[Any]) -> Expected:
+    """Run the text on inputs, which stay as they are; raise what it raises."""
+    eager = _run(piece, values, Change(fill=_FILLS[0]))
+    settled: list[Tensor | None] = [None] * len(eager)
+    if is_unsettled(piece):
+        again = _run(piece, values, Change(fill=_FILLS[1]))
+        settled = [_is_settled(one, two) for one, two in zip(eager, again, strict=True)]
+    return Expected(piece, values, _result_names(piece), eager, _reference(piece, values, eager), settled)
+
+
+def _run(piece: PieceGraph, values: Sequence[Any], change: Change) -> list[Any]:
+    given = own_inputs(piece, values)
+    if is_random(piece):
+        torch.manual_seed(int(change.fill or 0))
+    return all_results(piece, evaluate(piece, given, change), given)
+
+
+def _is_settled(one: Any, two: Any) -> Tensor | None:
+    return (one == two) | ((one != one) & (two != two)) if isinstance(one, Tensor) else None
+
+
+def _reference(piece: PieceGraph, values: Sequence[Any], eager: Sequence[Any]) -> list[Any] | None:
+    """Run the text in higher precision; None where it cannot be, or gives something of another shape there."""
+    floats = [spec.dtype for _, spec in piece.parameters if isinstance(spec, TensorSpec) and "float" in spec.dtype]
+    dtypes = {reference_dtype(dtype) for dtype in floats} or {"float64"}
+    wanted = getattr(torch, "float64" if "float64" in dtypes else "float32")
+    size_bytes = sum(v.numel() for v in values if isinstance(v, Tensor) and v.is_floating_point()) * wanted.itemsize
+    if switches_precision(piece) or size_bytes > _MOST_BYTES:
+        return None
+    given = own_inputs(piece, values)
+    if writes_in_place(piece):
+        given = [value.to(_wide(value, wanted)) if isinstance(value, Tensor) else value for value in given]
+    try:
+        found = all_results(piece, evaluate(piece, given, Change(fill=_FILLS[0], dtype=wanted)), given)
+    except CANNOT_RUN:
+        return None
+    return found if list(map(_shape, found)) == list(map(_shape, eager)) else None
+
+
+def _wide(value: Tensor, wanted: torch.dtype) -> torch.dtype:
+    return wanted if value.is_floating_point() and value.dtype.itemsize < wanted.itemsize else value.dtype
+
+
+def _shape(value: Any) -> Any:
+    return value.shape if isinstance(value, Tensor) else type(value)
+
+
+def own_inputs(piece: PieceGraph, values: Sequence[Any]) -> list[Any]:
+    """Return inputs that one run may write to: copies where the piece writes in place, else the values themselves."""
+    if not writes_in_place(piece):
+        return list(values)
+    return [copy_of(value) if isinstance(value, Tensor) else value for value in values]
+
+
+def call_loaded(piece: PieceGraph, loaded: LoadedPiece, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Call a compiled form with values for all of a piece's parameters, weights too."""
+    weights = {n for n, spec in piece.parameters if isinstance(spec, TensorSpec) and spec.is_weight}
+    pairs = [(name, value) for (name, _), value in zip(piece.parameters, values, strict=True)]
+    with torch.no_grad():
+        call = loaded.bind([value for name, value in pairs if name in weights])
+        return tuple(call(*(value for name, value in pairs if name not in weights)))
+
+
+def all_results(piece: PieceGraph, results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Return the results, and the inputs after the call where a piece writes in place: they are results as well."""
+    if not writes_in_place(piece):
+        return list(results)
+    return [*results, *(value for value in given if isinstance(value, Tensor))]
+
+
+def _result_names(piece: PieceGraph) -> tuple[str, ...]:
+    names = value_names(piece)
+    if writes_in_place(piece):
+        names += tuple(f"{name} after the call" for name, spec in piece.parameters if isinstance(spec, TensorSpec))
+    return names
+
+
+def _fault(name: str, text: str) -> Difference:
+    return Difference(name, math.inf, 0.0, math.inf, text)
