@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,9 @@ import torch
 
 from piecework.compilers.inductor import InductorCompiler
 from piecework.errors import CompileError, Incompatible
-from piecework.seam.loader import load
+from piecework.seam.loader import load, load_library
 from piecework.values.artifact import INDUCTOR, TEXT, TORCH, Artifact
+from piecework.values.digest import digest_bytes
 from piecework.values.shapes import Range
 from toy_pieces import MIDDLE, PIECES, UNINITIALISED, inputs_for, write_piece
 
@@ -67,7 +69,9 @@ def test_no_path_of_this_machine_is_in_an_artifact(artifacts: Artifacts) -> None
         data = b"\0".join([artifact.text.encode(), json.dumps(artifact.facts).encode(), *artifact.kernels.values()])
         for folder in {sys.prefix, sys.base_prefix, str(Path(torch.__file__).parent), "/tmp", str(Path.home())}:
             assert folder.encode() not in data, folder
-        assert not re.search(rb"[\w.]+\.cpp", data)
+        assert re.findall(rb"/[\w./-]*\.(?:cpp|h)\b", data.replace(b"torch/include/torch/csrc/inductor", b"")) == [
+            b"/cpp_prefix.h"
+        ] * data.count(b"cpp_prefix.h")
         assert all(len(kernel) < 30_000 for kernel in artifact.kernels.values())
 
 
@@ -228,5 +232,65 @@ def test_a_piece_that_does_not_compile_names_its_range() -> None:
 
 def test_the_version_names_what_decides_the_code() -> None:
     plain = InductorCompiler(threads=3).version
-    assert plain == f"format=1 torch={torch.__version__} threads=3"
+    assert plain == f"format=2 torch={torch.__version__} threads=3"
     assert InductorCompiler(threads=3, options={"max_autotune": True}).version != plain
+
+
+def test_a_piece_has_one_library_with_an_entry_for_each_kernel(artifacts: Artifacts) -> None:
+    artifact = artifacts["middle", 2]
+    assert list(artifact.kernels) == ["kernels"]
+    assert len(artifact.facts["entries"]) == 3
+    assert all(f"{entry}(" in artifact.text for entry in artifact.facts["entries"])
+
+
+def test_a_kernel_says_what_it_was_given_wrongly(artifacts: Artifacts, write_kernels: KernelWriter) -> None:
+    artifact = artifacts["middle", 2]
+    library = load_library(write_kernels(artifact)(digest_bytes(artifact.kernels["kernels"])))
+    silu = getattr(library, next(entry for entry in artifact.facts["entries"] if "silu" in entry))
+    with pytest.raises(RuntimeError, match="takes 3 arguments"):
+        silu(torch.ones(2, 64), 2)
+    with pytest.raises(TypeError):
+        silu(torch.ones(2, 64), torch.ones(2, 32), "two")
+
+
+def test_a_cpp_compiler_that_is_absent_is_named(tmp_path: Path) -> None:
+    script = """
+import torch
+from piecework.compilers.inductor import InductorCompiler
+from piecework.errors import CompileError
+text = 'def piece(\\n    x0: "float32[9] cpu",\\n):\\n    v0 = torch.sin(x0)\\n    return (v0,)\\n'
+try:
+    InductorCompiler(threads=1).compile(text, {})
+except CompileError as error:
+    print(error)
+"""
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": ":".join(p for p in sys.path if p), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert "the compiler failed for range `static`" in done.stdout, done.stderr
+    assert (
+        "hint: Inductor builds CPU kernels with a C++ compiler and none is found: install g++, or set CXX"
+        in done.stdout
+    )
+
+
+def test_a_compiler_that_lacks_what_the_processor_has_is_asked(tmp_path: Path) -> None:
+    """A C++ compiler that refuses the first source: the probes are run, and the piece is built by what they found."""
+    compiler = tmp_path / "g++"
+    log = tmp_path / "log"
+    compiler.write_text(
+        f'#!/bin/sh\necho "$*" >> {log}\n'
+        'case "$*" in *amx*) echo "error: unrecognized option -mamx-tile" >&2; exit 1;; esac\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    script = """
+import torch
+from piecework.compilers.inductor import InductorCompiler
+text = 'def piece(\\n    x0: "float32[9] cpu",\\n):\\n    v0 = torch.sin(x0)\\n    return (v0,)\\n'
+artifact = InductorCompiler(threads=1).compile(text, {})
+print(artifact.kind, "amx" in artifact.facts["isa"])
+"""
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": ":".join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["inductor", "False"], done.stderr
+    assert "kernels.cpp" in log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from piecework.seam.check import check_seam
 from piecework.seam.convention import check_convention
+from piecework.seam.cpp_build import CppBuildError, CppBuilds, ask_compiler
 from piecework.seam.guards import assumed_guards
-from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_inductor
+from piecework.seam.inductor import CompilerOutput, bundle, compile_error, private_folder, run_inductor
 from piecework.seam.kernels import misaligned_inputs, read_constants, read_kernels
 from piecework.seam.probe import machine_facts
 from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
@@ -21,7 +23,7 @@ from piecework.values.artifact import INDUCTOR, TORCH, Artifact
 from piecework.values.digest import digest_data
 from piecework.values.shapes import Box
 
-FORMAT = 1  # of the text and its calling convention; a change here misses every artifact made before
+FORMAT = 2  # of the text and its calling convention; a change here misses every artifact made before
 
 
 class InductorCompiler:
@@ -41,6 +43,8 @@ class InductorCompiler:
         self._parent = working_folder
         self._open: contextlib.ExitStack | None = None
         self._has_folder = False
+        self._builds = CppBuilds()
+        self._lock = threading.Lock()
 
     @property
     def version(self) -> str:
@@ -54,23 +58,52 @@ class InductorCompiler:
 
     def __exit__(self, *_: object) -> None:
         if self._open is not None:
+            self._builds.close()
             self._open.close()
             self._open, self._has_folder = None, False
 
+    def expect(self, count: int) -> None:
+        """Say how many artifacts will be compiled inside this `with`: from some number on, headers are precompiled."""
+        self._builds.expect(count)
+
     def compile(self, text: str, box: Box) -> Artifact:
-        """Compile one piece for one box; output that our loader does not know becomes kind `torch`, with the reason."""
+        """Compile one piece for one box; output that our loader does not know becomes kind `torch`, with the reason.
+
+        May be called from several threads: pieces are lowered one at a time, and their C++ is built side by side.
+        """
         check_seam()
         with self._folder():
-            piece = rebuild_piece(text, box)
-            output = run_inductor(piece, box, {"cpp.threads": self._threads, **self._options})
-            guards = assumed_guards(piece, box)
-            facts = _facts(piece, output)
             try:
-                return _strip(piece, output, guards, facts)
-            except Refusal as refusal:
-                blob = bundle(rebuild_piece(text, box), box, self._options)
-                facts |= {"fall_back": str(refusal)}
-                return Artifact(TORCH, text, {"artifact": blob}, guards, facts)
+                return self._make(text, box, is_trusting=True)
+            except CppBuildError:
+                ask_compiler()  # the C++ compiler may lack an instruction set that the processor has
+            try:
+                return self._make(text, box, is_trusting=False)
+            except CppBuildError as error:
+                raise compile_error(error, box) from error
+
+    def _make(self, text: str, box: Box, *, is_trusting: bool) -> Artifact:
+        piece = rebuild_piece(text, box)
+        options = {"cpp.threads": self._threads, **self._options}
+        output = run_inductor(piece, box, options, is_trusting=is_trusting)
+        guards = assumed_guards(piece, box)
+        facts = _facts(piece, output)
+        try:
+            return self._strip(piece, output, guards, facts)
+        except Refusal as refusal:
+            blob = bundle(rebuild_piece(text, box), box, self._options)
+            return Artifact(TORCH, text, {"artifact": blob}, guards, facts | {"fall_back": str(refusal)})
+
+    def _strip(
+        self, piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]
+    ) -> Artifact:
+        aligned = misaligned_inputs(output, piece.names)
+        stripped = strip_output(output.source, piece.names, piece.weight_names, read_constants(output), aligned)
+        check_convention(piece.names, output.metadata, stripped)
+        kernels, more = read_kernels(output, stripped.kernels, self._builds)
+        return Artifact(
+            INDUCTOR, stripped.text, kernels, guards, facts | {"namespaces": list(stripped.namespaces)} | more
+        )
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[None]:
@@ -78,22 +111,11 @@ class InductorCompiler:
             with private_folder(self._parent):
                 yield
         else:
-            if not self._has_folder:
-                self._open.enter_context(private_folder(self._parent))
-                self._has_folder = True
+            with self._lock:
+                if not self._has_folder:
+                    self._open.enter_context(private_folder(self._parent))
+                    self._has_folder = True
             yield
-
-
-def _strip(piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]) -> Artifact:
-    stripped = strip_output(
-        output.source, piece.names, piece.weight_names, read_constants(output), misaligned_inputs(output, piece.names)
-    )
-    check_convention(piece.names, output.metadata, stripped)
-    kernels, launches = read_kernels(output, stripped.kernels)
-    facts |= {"namespaces": list(stripped.namespaces)}
-    if launches:
-        facts["launches"] = launches
-    return Artifact(INDUCTOR, stripped.text, kernels, guards, facts)
 
 
 def _facts(piece: RebuiltPiece, output: CompilerOutput) -> dict[str, Any]:

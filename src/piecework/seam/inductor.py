@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from piecework.errors import CompileError, CompileForbidden
+from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
 from piecework.seam.rebuild import RebuiltPiece
 from piecework.values.shapes import Box, format_box
 
@@ -61,6 +62,7 @@ class CompilerOutput:
     metadata: Any
     vector_isa: str
     cpp_compiler: str
+    cpp_command: str
 
 
 class _PrivateFolder:
@@ -118,27 +120,21 @@ def _folder(parent: str | None) -> Iterator[None]:
             codecache._precompile_header.cache_clear()
 
 
-def run_inductor(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> CompilerOutput:
-    """Compile a piece inside `private_folder`; `options` are Inductor's own, on top of ours.
+def run_inductor(
+    piece: RebuiltPiece, box: Box, options: Mapping[str, Any], *, is_trusting: bool = True
+) -> CompilerOutput:
+    """Lower a piece inside `private_folder`; `options` are Inductor's own, on top of ours.
 
-    Which vector instructions the C++ compiler can build is not probed (7 s): the processor's flags are trusted,
-    and where the first kernel then fails, the probe is run after all.
+    C++ kernels are left as sources. `is_trusting` takes the processor's vector instructions for the compiler's.
     """
+    trusted = {"cpp.vec_isa_ok": True} if is_trusting else {"cpp.vec_isa_ok": None}
     try:
-        return _compile(piece, {**_SETTINGS, "cpp.vec_isa_ok": True, **options})
+        return _compile(piece, {**_SETTINGS, **trusted, **options}, is_trusting)
     except Exception as error:
-        if not _is_cpp_failure(error):
-            raise _compile_error(error, box) from error
-    from torch._inductor.utils import clear_caches
-
-    clear_caches()
-    try:
-        return _compile(piece, {**_SETTINGS, "cpp.vec_isa_ok": None, **options})
-    except Exception as error:
-        raise _compile_error(error, box) from error
+        raise compile_error(error, box) from error
 
 
-def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput:
+def _compile(piece: RebuiltPiece, settings: Mapping[str, Any], is_trusting: bool) -> CompilerOutput:
     import torch._functorch.config
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -161,14 +157,24 @@ def _compile(piece: RebuiltPiece, settings: Mapping[str, Any]) -> CompilerOutput
         tracing(context),
         torch._functorch.config.patch(functorch),
         config.patch({"triton.autotune_at_compile_time": True}),
+        record_cpp_kernels(),
     ):
+        if _on_cpu(piece) and is_trusting:
+            trust_processor()
         compile_fx(piece.module, list(piece.inputs), inner_compile=compile_inner, config_patches=patches)
         if len(captured) != 1:
             raise RuntimeError(f"the compiler compiled {len(captured)} graphs for one piece")
         output, metadata = captured[0]
         with config.patch(patches):
+            command = build_command() if _on_cpu(piece) else ""
             return CompilerOutput(
-                output.source_code, _module_of(output), output, metadata, _picked_isa(piece), _cpp_compiler(piece)
+                output.source_code,
+                _module_of(output),
+                output,
+                metadata,
+                _picked_isa(piece),
+                _cpp_compiler(piece),
+                command,
             )
 
 
@@ -191,7 +197,7 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
             )
             return bytes(artifact.serialize())
     except Exception as error:
-        raise _compile_error(error, box) from error
+        raise compile_error(error, box) from error
 
 
 @contextlib.contextmanager
@@ -210,7 +216,7 @@ def exclusive_compile(box: Box) -> Iterator[None]:
     except CompileError:
         raise
     except Exception as error:
-        raise _compile_error(error, box) from error
+        raise compile_error(error, box) from error
 
 
 def _module_of(output: Any) -> Mapping[str, Any]:
@@ -262,18 +268,14 @@ def _cpp_compiler(piece: RebuiltPiece) -> str:
     return match.group() if match else text[:80]
 
 
-def _is_cpp_failure(error: BaseException) -> bool:
-    names = {type(e).__name__ for e in _chain(error)}
-    return bool(names & {"CppCompileError", "ImportError", "OSError"}) and "InvalidCxxCompiler" not in names
-
-
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
 
 
-def _compile_error(error: BaseException, box: Box) -> CompileError:
+def compile_error(error: BaseException, box: Box) -> CompileError:
+    """Say what failed for which range, in one line, and what to do about it."""
     causes = list(_chain(error))
     forbidden = next((cause for cause in causes if isinstance(cause, CompileForbidden)), None)
     if forbidden is not None:

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from piecework.seam.binary import blank_paths, cut_sections
+from piecework.seam.cpp_build import CppBuilds
+from piecework.seam.cpp_source import CppKernel, join_kernels
 from piecework.seam.inductor import CompilerOutput
 from piecework.seam.vocabulary import Refusal
 
+LIBRARY = "kernels"
 _LARGEST_CONSTANT = 4096
 
 
-def read_kernels(output: CompilerOutput, names: Sequence[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return each kernel's bytes, and the launch facts of those that run on a GPU."""
+def read_kernels(
+    output: CompilerOutput, names: Sequence[str], builds: CppBuilds
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return kernels as bytes, by library, and the facts that loading them needs.
+
+    C++ kernels are built here, to one library with an entry for each; every Triton kernel is a cubin of its own.
+    """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    folders = (cache_dir(), str(Path(torch.__file__).parent), sys.prefix, sys.base_prefix)
     kernels: dict[str, bytes] = {}
     launches: dict[str, Any] = {}
+    sources: dict[str, CppKernel] = {}
     for name in names:
         value = output.module.get(name)
-        path = getattr(getattr(value, "__self__", None), "__file__", None)
-        if path is not None:
-            kernels[name] = blank_paths(cut_sections(Path(path).read_bytes()), folders)
+        if isinstance(value, CppKernel):
+            sources[name] = value
         elif type(value).__name__ == "CachingAutotuner":
             kernels[name], launches[name] = _read_triton_kernel(name, value)
         else:
             raise Refusal(f"kernel `{name}` is of an unknown type `{type(value).__name__}`")
-    return kernels, launches
+    facts: dict[str, Any] = {"launches": launches} if launches else {}
+    if sources:
+        kernels[LIBRARY] = builds.build(join_kernels(sources), output.cpp_command, cache_dir())
+        facts["entries"] = list(sources)
+    return kernels, facts
 
 
 def _read_triton_kernel(name: str, tuner: Any) -> tuple[bytes, dict[str, Any]]:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from piecework.values.digest import digest_bytes
 
 KernelPath = Callable[[str], Path]  # a kernel's digest to a file that the dynamic linker can open
 _DATA_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
-_kernels: dict[str, Callable[..., None]] = {}
+_libraries: dict[str, ModuleType] = {}
 _lock = threading.Lock()
 
 
@@ -54,10 +55,18 @@ def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:
     facts = artifact.facts
     launches = facts.get("launches", {})
     names: dict[str, Any] = {"torch": torch, "math": math, "device_index": 0}
-    names |= {"copy_if_misaligned": _copy_if_misaligned, "check_aligned": _check_aligned}
+    names |= {
+        "copy_if_misaligned": _copy_if_misaligned,
+        "check_aligned": _check_aligned,
+        "bias_addmm": _bias_addmm,
+    }
     for name, data in artifact.kernels.items():
         path = kernel_path(digest_bytes(data))
-        names[name] = make_launcher(launches[name], path) if name in launches else load_kernel(path)
+        if name in launches:
+            names[name] = make_launcher(launches[name], path)
+        else:
+            library = load_library(path)
+            names |= {entry: getattr(library, entry) for entry in facts["entries"]}
     if "cuda" in facts.get("devices", ()):
         names["device_index"] = torch.cuda.current_device()
     try:
@@ -71,16 +80,16 @@ def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:
     return LoadedCode(names["call"].__code__, names, facts["weights"], names.get("prepare"), artifact.text)
 
 
-def load_kernel(path: Path) -> Callable[..., None]:
-    """Load a compiled CPU kernel, once in a process."""
+def load_library(path: Path) -> ModuleType:
+    """Load a piece's C++ kernels, once in a process."""
     key = str(path)
     with _lock:
-        if key not in _kernels:
-            _kernels[key] = _import_kernel(path, len(_kernels))
-        return _kernels[key]
+        if key not in _libraries:
+            _libraries[key] = _import_library(path, len(_libraries))
+        return _libraries[key]
 
 
-def _import_kernel(path: Path, number: int) -> Callable[..., None]:
+def _import_library(path: Path, number: int) -> ModuleType:
     # The kernel's module asks for torch's function that reads a tensor's address by this variable, at its import.
     guards: Any = torch._C._dynamo.guards
     os.environ[_DATA_POINTER] = str(guards._torchinductor_pyobject_tensor_data_ptr)
@@ -92,7 +101,7 @@ def _import_kernel(path: Path, number: int) -> Callable[..., None]:
         loader.exec_module(module)
     except ImportError as error:
         raise _kernel_error(path, error) from error
-    return module.kernel  # type: ignore[no-any-return]
+    return module
 
 
 def _kernel_error(path: Path, error: ImportError) -> Exception:
@@ -123,6 +132,12 @@ def _copy_if_misaligned(tensor: Any) -> Any:
     if tensor.data_ptr() % 16 == 0:
         return tensor
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _bias_addmm(bias: Any, left: Any, right: Any, **options: Any) -> Any:
+    """Add a product to a bias; one row that stands for all is passed as the vector it is, which cuBLASLt fuses."""
+    is_one_row = bias.size(0) == 1 or (bias.size(0) > 0 and bias.stride(0) == 0)
+    return torch.addmm(bias[0] if is_one_row else bias, left, right, **options)
 
 
 def _check_aligned(tensor: Any) -> Any:

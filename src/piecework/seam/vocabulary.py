@@ -35,6 +35,7 @@ EXTERN = {
     "mm": "torch.mm",
     "bmm": "torch.bmm",
     "addmm": "torch.addmm",
+    "bias_addmm": "bias_addmm",
     "baddbmm": "torch.baddbmm",
     "mm_dtype": "torch.mm",
     "bmm_dtype": "torch.bmm",
@@ -63,5 +64,7 @@ DTYPES = frozenset(
     """.split()
 )
 # `assert_*` calls check what our own signature check and guards hold already.
-DROPPED = frozenset(("assert_size_stride", "assert_alignment", "run_intermediate_hooks"))
+DROPPED = frozenset(
+    ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment", "run_intermediate_hooks")
+)
 CONSTANT_NAMES = frozenset(("inf", "nan"))

@@ -1,0 +1,159 @@
+"""Build a piece's C++ kernels: lowered one at a time, built side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piecework.seam.binary import blank_paths, cut_sections
+from piecework.seam.cpp_source import CppKernel, argument_types
+
+_HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
+_WORTH_A_HEADER = 8  # sources from which on precompiling the header costs less than reading it in each
+
+
+class CppBuildError(Exception):
+    """A C++ compiler refused a source; the text is what it printed."""
+
+
+@contextlib.contextmanager
+def record_cpp_kernels() -> Iterator[None]:
+    """Let Inductor hand over the source of each C++ kernel in place of building it at once.
+
+    Its own way is one process and one reading of the headers for every kernel, each waited for; there is no setting
+    for another, so this one method of it stands aside while a piece is lowered.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    original = AsyncCompile.cpp_pybinding
+
+    def record(self: Any, argtypes: list[str], source_code: str, *_: Any, **__: Any) -> CppKernel:
+        return CppKernel(argument_types(argtypes), source_code)
+
+    AsyncCompile.cpp_pybinding = record  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
+
+
+def build_command() -> str:
+    """Return the compiler's command line, `SOURCE` and `OUTPUT` for its files; call it under Inductor's settings."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu", include_pytorch=False, shared=True)
+    command = CppBuilder(name="OUTPUT", sources="SOURCE", BuildOption=options).get_command_line()
+    torch_folder = Path(torch.__file__).parent
+    # Messages of failed checks name their source: by a path that is the same wherever torch is installed.
+    maps = f" -ffile-prefix-map={shlex.quote(str(torch_folder))}=torch -Wl,--build-id=none"
+    return str(command) + maps
+
+
+class CppBuilds:
+    """C++ builds of one compiler; `expect` says how many there will be: headers are precompiled where that pays."""
+
+    def __init__(self) -> None:
+        self._expected = 0
+        self._headers: dict[str, Future[Path]] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, count: int) -> None:
+        """Say how many sources will be built in this folder."""
+        self._expected = count
+
+    def close(self) -> None:
+        """Forget precompiled headers: their folder goes."""
+        with self._lock:
+            self._headers.clear()
+            self._expected = 0
+
+    def build(self, source: str, command: str, folder: str) -> bytes:
+        """Build a shared library of `source` with `command`, in a folder of its own under `folder`."""
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            (Path(place) / "kernels.cpp").write_text(source)
+            words = _words(command, "kernels.cpp", "kernels.so")
+            if self._expected >= _WORTH_A_HEADER:
+                words += ["-include", str(self._header(command, folder))]
+            _run(words, place)
+            data = (Path(place) / "kernels.so").read_bytes()
+        return blank_paths(cut_sections(data), (folder, place, str(Path(torch.__file__).parent)))
+
+    def _header(self, command: str, folder: str) -> Path:
+        with self._lock:
+            found = self._headers.get(command)
+            is_mine = found is None
+            if found is None:
+                found = self._headers[command] = Future()
+        if is_mine:
+            try:
+                found.set_result(_precompile(command, folder))
+            except BaseException as error:
+                found.set_exception(error)
+                raise
+        return found.result()
+
+
+def _precompile(command: str, folder: str) -> Path:
+    place = Path(tempfile.mkdtemp(dir=folder))
+    (place / "prefix.h").write_text(_HEADER)
+    words = [word for word in _words(command, "prefix.h", "prefix.h.gch") if word != "-shared" and word[:2] != "-l"]
+    _run([*(word for word in words if not word.startswith("-Wl,")), "-x", "c++-header"], str(place))
+    return place / "prefix.h"
+
+
+def _words(command: str, source: str, output: str) -> list[str]:
+    words = []
+    for word in shlex.split(command):
+        name = Path(word).name
+        words.append(source if name == "SOURCE" else output if name.startswith("OUTPUT") else word)
+    return words
+
+
+def _run(words: list[str], folder: str) -> None:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise CppBuildError(done.stderr or done.stdout or f"{words[0]} ended with {done.returncode}")
+
+
+def trust_processor() -> None:
+    """Let Inductor take the vector instructions that the processor has for those that the C++ compiler can build.
+
+    It asks the compiler for each by building a library: ten processes and several seconds. A compiler that lacks one
+    fails at the first kernel, and is asked then.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    rare = getattr(getattr(cpu_vec_isa, "VecAMX", None), "_amx_fp16_code", None)  # needs the newest compilers
+    original = cpu_vec_isa.VecISA.check_build
+    cpu_vec_isa.VecISA.check_build = lambda self, code: code is not rare  # type: ignore[method-assign]
+    try:
+        cpu_vec_isa.pick_vec_isa()
+    finally:
+        cpu_vec_isa.VecISA.check_build = original  # type: ignore[method-assign]
+
+
+def ask_compiler() -> None:
+    """Forget what was trusted, so that the C++ compiler is asked for each kind of vector instruction."""
+    from torch._inductor import cpu_vec_isa
+
+    for value in (cpu_vec_isa.valid_vec_isa_list, cpu_vec_isa.pick_vec_isa, *_answers(cpu_vec_isa)):
+        clear = getattr(value, "cache_clear", None)
+        if clear is not None:
+            clear()
+
+
+@functools.cache
+def _answers(module: Any) -> tuple[Any, ...]:
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, module.VecISA)]
+    return tuple(value for kind in kinds for value in vars(kind).values() if hasattr(value, "cache_clear"))
