@@ -12,8 +12,9 @@ import torch
 from piecework.seam.check import check_seam
 from piecework.seam.convention import check_convention
 from piecework.seam.cpp_build import CppBuildError, CppBuilds, ask_compiler
+from piecework.seam.failures import compile_error
 from piecework.seam.guards import assumed_guards
-from piecework.seam.inductor import CompilerOutput, bundle, compile_error, private_folder, run_inductor
+from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_inductor
 from piecework.seam.kernels import misaligned_inputs, read_constants, read_kernels
 from piecework.seam.probe import machine_facts
 from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
