@@ -11,6 +11,7 @@ import torch
 
 from piecework.errors import ArtifactMissing
 from piecework.events import Observer, RecordMiss, SplitDone, phase
+from piecework.runtime.lazy_sizes import OnDemand
 from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
@@ -89,11 +90,14 @@ def compile_model(
     observer: Observer,
     *,
     model: torch.nn.Module | None = None,
+    on_demand: OnDemand | None = None,
 ) -> Program:
     """Return the program of a request: found in the store, or traced, cut and compiled into it."""
     return start_from(
         request,
-        lambda key, record: bind_record(key, record, weights, bodies, store, observer, model=model),
+        lambda key, record: bind_record(
+            key, record, weights, bodies, store, observer, model=model, on_demand=on_demand
+        ),
         store,
         observer,
         model=model,
@@ -239,8 +243,12 @@ def bind_record(
     observer: Observer,
     *,
     model: torch.nn.Module | None = None,
+    on_demand: OnDemand | None = None,
 ) -> Program:
-    """Load the artifacts of a record and its siblings and bind them to weights and opaque bodies."""
+    """Load the artifacts of a record and its siblings and bind them to weights and opaque bodies.
+
+    `on_demand` compiles single sizes when they are met; without it nothing after this compiles.
+    """
     every = list(zip((key, *record.siblings), with_siblings(record, store), strict=True))
     held = ExitStack()  # what a live process has bound is not evicted
     for own, _ in every:
@@ -250,14 +258,16 @@ def bind_record(
     wanted = [_wanted(one) for _, one in every]
     with phase(observer, "load", f"{len({artifact for one in wanted for artifact in one.values()})} artifacts"):
         loaded = [load_artifacts(one, store, observer) for one in wanted]
-        constants = [read_constants(store.read_blob(one.constants)) for _, one in every]
+        constants = [read_constants(store.read_blob(one.constants), one.device) for _, one in every]
 
     def bind_all(given: Mapping[str, torch.Tensor]) -> Program:
         program: Program | None = None
         found = given or (weights() if callable(weights) else weights)
         for (own, one), pieces, kept in reversed(list(zip(every, loaded, constants, strict=True))):
             bound = resolve_bodies(one, bodies)
-            program = bind(one, pieces, {**kept, **found}, bound, key=own, elsewhere=program)
+            program = bind(
+                one, pieces, {**kept, **found}, bound, key=own, elsewhere=program, on_demand=on_demand
+            )
         assert program is not None
         return program
 

@@ -61,6 +61,7 @@ class CudaDevice:
 
     def begin(self) -> None:
         """Start to record a graph on the current stream."""
+        forget_workspaces()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graph = graph
@@ -82,6 +83,7 @@ class CudaDevice:
                 is_empty = True
             else:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        forget_workspaces()
         return None if is_empty else graph
 
     def abort(self) -> None:
@@ -164,6 +166,16 @@ class CudaDevice:
         """Begin a new pool; the old one's memory goes with its last graph."""
         self._pool = torch.cuda.graph_pool_handle()
         self._pool_bytes = self._driver_bytes = 0
+
+
+def forget_workspaces() -> None:
+    """Drop the workspaces that cuBLAS keeps for each stream.
+
+    Called on both sides of a recording, so that a graph's workspace is allocated in the graph's own pool and in no
+    other place: one allocated before would be given back to the driver by whoever drops it later (torch's own graphs
+    do), and the graph would go on writing there.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextlib.contextmanager

@@ -180,6 +180,6 @@ def _constants(traced: TracedGraph, model: torch.nn.Module) -> dict[str, torch.T
     return found
 
 
-def read_constants(data: bytes) -> dict[str, torch.Tensor]:
-    """Read the tensors that a record carries itself."""
-    return dict(load(data)) if data else {}
+def read_constants(data: bytes, device: str) -> dict[str, torch.Tensor]:
+    """Read the tensors that a record carries itself, onto the type of device that its program runs on."""
+    return {name: tensor.to(device) for name, tensor in load(data).items()} if data else {}
