@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from case_operators import assert_serves, compile_case, rows
 from torch import Tensor, nn
 
 import piecework as pw
+from case_operators import assert_serves, compile_case, rows
 from piecework.errors import SplitError, TraceError
 
 SPACE = "contracts"

@@ -23,10 +23,12 @@ def compile_check(
     checked: Checked,
     runs: Sequence[Callable[..., Any]],
     elsewhere: Callable[..., Any] | None = None,
+    single_sizes: Sequence[int] = (),
 ) -> tuple[Callable[..., Any], str]:
     """Return the function that checks a call, picks the run of its ranges and calls it; and its source.
 
-    A size outside the ranges goes to `elsewhere` with the call's arguments, or raises where there is none.
+    A size outside the ranges goes to `elsewhere` with the call's arguments, or raises where there is none. Each of
+    `single_sizes` is a further range of the first symbol, whose runs follow those of the ranges.
     """
     constants = {leaf.path: leaf for leaf in leaves if leaf.spec is None}
     lines = [f"def call({', '.join(_parameter(name, checked, constants) for name, _ in checked.parameters)}):"]
@@ -52,7 +54,10 @@ def compile_check(
         f"dtype_{name}": getattr(torch, name)
         for name in {leaf.spec.dtype for leaf in tensors if isinstance(leaf.spec, TensorSpec)}
     }
-    space |= {f"table_{name}": _table(ranges) for name, (_, ranges) in checked.symbols.items()}
+    space |= {
+        f"table_{name}": _table(ranges, () if index else single_sizes)
+        for index, (name, (_, ranges)) in enumerate(checked.symbols.items())
+    }
     space["explain"] = make_explainer(leaves, checked)
     space["refuse_argument"] = refuse_argument
     space["out_of_range"] = out_of_range_error(checked)
@@ -143,9 +148,11 @@ def _dispatch(checked: Checked, has_more: bool) -> list[str]:
     ]
 
 
-def _table(ranges: Sequence[Range]) -> list[int]:
+def _table(ranges: Sequence[Range], single_sizes: Sequence[int]) -> list[int]:
     """Return the range's number for every size, by direct look-up."""
     table = [0] * (ranges[-1].high + 1)
     for number, item in enumerate(ranges):
         table[item.low : item.high + 1] = [number] * (item.high - item.low + 1)
+    for number, size in enumerate(single_sizes, len(ranges)):
+        table[size] = number
     return table

@@ -39,7 +39,8 @@ class CheckedRun(ShadowRun):
     def run(self, *values: Any, **given: Any) -> Any:
         """Run on the values of the placeholders; note the sizes that they have."""
         self.sizes: dict[Any, int] = {}
-        places = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        graph: Any = self.module.graph
+        places = graph.find_nodes(op="placeholder")
         for node, value in zip(places, values, strict=True):
             example = node.meta.get("example_value")
             if isinstance(value, int) and isinstance(example, torch.SymInt):

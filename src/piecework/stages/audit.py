@@ -15,7 +15,7 @@ import torch
 
 from piecework.errors import GuardError, TraceError
 from piecework.values.graph import ShapeGuard, TracedGraph
-from piecework.values.predicate import UnknownExpression, evaluate, holds_by_intervals, names_in
+from piecework.values.predicate import NUMBERS, UnknownExpression, evaluate, holds_by_intervals, names_in
 from piecework.values.shapes import Range
 
 MOST_SIDES = 8
@@ -84,10 +84,13 @@ def prove(guard: ShapeGuard, bounds: Bounds, sizes: Mapping[str, int]) -> Proof:
     """Show that a condition holds within `bounds`, or find the bounds around the traced `sizes` where it does."""
     try:
         names = names_in(guard.expression)
-        if not names or any(name not in bounds for name in names):
-            if evaluate(guard.expression, sizes, _VECTORS) is True:
-                return Proof(guard.expression, guard.line, EVERY_SIZE, 1)
-            raise UnknownExpression(guard.expression)
+        if not names:
+            proof = Proof(guard.expression, guard.line, EVERY_SIZE, 1)
+            if evaluate(guard.expression, {}, NUMBERS):
+                return proof
+            raise _refusal(proof, bounds, "it never holds", _ADVICE)
+        if unknown := [name for name in names if name not in bounds]:
+            raise UnknownExpression(unknown[0])
         return _prove_one(guard, names[0], bounds, sizes) if len(names) == 1 else _prove_many(guard, names, bounds)
     except UnknownExpression as error:
         proof = Proof(guard.expression, guard.line, "none", 0)

@@ -120,7 +120,7 @@ def _check_registration(names: Iterable[str]) -> None:
         for argument, fault in faults_of_registration(name):
             raise SplitError(
                 f"operator `{name}` {fault}",
-                hint=f'give the function registered with `register_fake("{name}")` the schema\'s arguments and defaults',
+                hint="give the function registered with `register_fake` the schema's arguments and their defaults",
                 facts={"operator": name, "argument": argument},
             )
 

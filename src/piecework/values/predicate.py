@@ -42,8 +42,8 @@ def parse(text: str) -> ast.expr:
 def names_in(text: str) -> tuple[str, ...]:
     """Return the size names of a condition, in order of first use."""
     called = {id(node.func) for node in ast.walk(parse(text)) if isinstance(node, ast.Call)}
-    names = (n for n in ast.walk(parse(text)) if isinstance(n, ast.Name) and id(n) not in called and n.id != "math")
-    return tuple(dict.fromkeys(node.id for node in names))
+    names = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Name) and id(n) not in called and n.id != "math"]
+    return tuple(dict.fromkeys(node.id for node in sorted(names, key=lambda node: node.col_offset)))
 
 
 def evaluate(text: str, values: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
