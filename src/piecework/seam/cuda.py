@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,12 +16,16 @@ from piecework.errors import CaptureError
 from piecework.seam.dispatch import Around, Watching
 from piecework.values.device import Graph
 
+_broken: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose recording failed. Torch's allocators keep a filter that refers to a graph until its recording ends in
+good order, so these few bytes stay."""
+
 
 class CudaDevice:
     """One GPU; `index` is the current one where it is not given.
 
-    All graphs share one pool and are recorded on one stream, so that libraries that keep a workspace a stream keep one.
-    Only what this thread does may break a recording (`thread_local`): other threads go on using the GPU.
+    All graphs share one pool and are recorded on one stream. Only what this thread does may break a recording
+    (`thread_local`): other threads go on using the GPU.
     """
 
     name = "cuda"
@@ -29,8 +34,8 @@ class CudaDevice:
         if not torch.cuda.is_available():
             raise CaptureError("there is no CUDA device to capture on", hint="leave capture out, or use `none`")
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self._device)
+        self._pool = _Pool(self._device.index)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._pool_bytes = 0
         self._driver_bytes = 0
@@ -46,6 +51,7 @@ class CudaDevice:
                     yield
             finally:
                 current.wait_stream(self._stream)
+                forget_workspaces()  # the recording stream's, which trials have used, would stay for good
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -63,7 +69,7 @@ class CudaDevice:
         """Start to record a graph on the current stream."""
         forget_workspaces()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
         self._graph = graph
 
     def end(self) -> Graph | None:
@@ -90,17 +96,46 @@ class CudaDevice:
         """End a recording that failed, whatever state it is in, and clear the error that it left."""
         graph, self._graph = self._graph, None
         if graph is not None:
-            for attempt in (graph.capture_end, self._end_allocation, graph.reset):
-                with contextlib.suppress(Exception):
-                    attempt()
+            self._end_broken(graph)
         # A stream that was invalidated reports the old error once more at the next call; that call is made here.
         for attempt in (torch.cuda.synchronize, torch.cuda.synchronize):
             with contextlib.suppress(Exception):
                 attempt(self._device)
+        with contextlib.suppress(Exception), torch.cuda.stream(self._stream):
+            self._free_generator()
 
-    def _end_allocation(self) -> None:
-        # `capture_end` raises before it has told the allocator, which would go on serving this thread from the pool.
-        torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+    def _end_broken(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                graph.capture_end()
+        except RuntimeError:
+            _broken.append(graph)
+            # `capture_end` raises before it has told the allocator, which would go on serving this thread from the
+            # pool, and count one graph more that uses it.
+            with contextlib.suppress(Exception):
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool.handle)
+                torch._C._cuda_releasePool(self._device.index, self._pool.handle)
+        with contextlib.suppress(Exception):
+            graph.reset()
+
+    def _free_generator(self) -> None:
+        """Let the GPU's generator draw again: some releases leave it in the recording that failed, for good.
+
+        An empty recording that ends in good order takes it out, and leaves it the state object that other graphs were
+        recorded with. Should that not be enough it gets a copy of that state, which is in no recording.
+        """
+        generator = torch.cuda.default_generators[self._device.index]
+        if _can_draw(generator):
+            return
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that the graph is empty
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
+            graph.capture_end()
+            graph.reset()
+        if not _can_draw(generator):
+            generator.graphsafe_set_state(generator.clone_state())
 
     def run(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Call compiled code: the stream sees its kernels."""
@@ -158,14 +193,30 @@ class CudaDevice:
     @contextlib.contextmanager
     def measure_peak(self) -> Iterator[Callable[[], int]]:
         """Measure the most memory that the block allocated at a time. Torch's own peak statistics start anew here."""
+        forget_workspaces()  # what a recording takes for one is part of what it needs
         base = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         yield lambda: torch.cuda.max_memory_allocated(self._device) - base
 
     def release(self) -> None:
         """Begin a new pool; the old one's memory goes with its last graph."""
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool.let_go()
+        self._pool = _Pool(self._device.index)
         self._pool_bytes = self._driver_bytes = 0
+
+
+class _Pool:
+    """A graph pool that stays while this object does, even when a failed recording leaves no graph in it.
+
+    Torch counts the graphs of a pool, and refuses a pool whose count has come down to zero.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(index, self.handle)
+        torch._C._cuda_endAllocateToPool(index, self.handle)
+        self.let_go = weakref.finalize(self, torch._C._cuda_releasePool, index, self.handle)
+        self.let_go.atexit = False
 
 
 def forget_workspaces() -> None:
@@ -176,6 +227,17 @@ def forget_workspaces() -> None:
     do), and the graph would go on writing there.
     """
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def _can_draw(generator: torch.Generator) -> bool:
+    """Tell whether a generator can draw numbers; its state is afterwards what it was."""
+    state = generator.get_state()
+    try:
+        torch.empty(4, device=generator.device).normal_(generator=generator)
+    except RuntimeError:
+        return False
+    generator.set_state(state)
+    return True
 
 
 @contextlib.contextmanager
