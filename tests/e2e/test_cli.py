@@ -225,7 +225,7 @@ def test_the_graph_beside_the_record_gives_what_the_program_gives(cold: Done, mo
     options = CompileOptions(compiler="eager", max_num_batched_tokens=256)
     opened = open_model(model, options=options, store=DiskStore(store))
     assert opened.record is not None
-    (path,) = store.rglob("computation_graph.py")
+    (path,) = store.rglob(f"{opened.program.key}/computation_graph.py")
     space: dict[str, Any] = {}
     exec(path.read_text(), space)
     given = {
