@@ -92,6 +92,10 @@ def metadata(step: Metadata) -> Iterator[None]:
         _METADATA.reset(token)
 
 
+# cuDNN's attention, which torch takes first for this layout, gives other bits from run to run (seen on an H200).
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def _attend(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
     step = _METADATA.get()
     assert step is not None, "attention ran outside a step"
