@@ -236,7 +236,7 @@ def test_the_graph_beside_the_record_gives_what_the_program_gives(cold: Done, mo
         "rows": 2,
     }
     values = {value: given[b["name"]] for value, b in opened.record.values.items() if b["kind"] in ("symbol", "input")}
-    constants = read_constants(DiskStore(store).read_blob(opened.record.constants))
+    constants = read_constants(DiskStore(store).read_blob(opened.record.constants), "cpu")
 
     def attend(call: Callable[[], Any]) -> Any:
         caches = allocate_caches(opened.sites, num_pages=2, page_size=4, dtype=opened.dtype)
