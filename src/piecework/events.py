@@ -183,6 +183,13 @@ class Drift(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizeReady(Event):
+    """A size that was met is served by artifacts of its own from now on; they were made beside the steps."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class FallBack(Event):
     """Something runs by a slower or more general way than asked for, and why."""
 

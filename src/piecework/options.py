@@ -55,6 +55,9 @@ class CompileOptions:
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
     )
+    lazy_sizes: tuple[int, ...] = _option(
+        (), keyed=False, text="sizes compiled when first met, beside the steps; the range's artifact serves till then"
+    )
     strict: bool = _option(False, keyed=False, text="a damaged store entry is an error instead of a miss")
     compile_budget_s: float = _option(0.0, keyed=False, text="a piece that takes longer runs eager; 0 = no limit")
     verify: bool = _option(
@@ -68,6 +71,7 @@ class CompileOptions:
         object.__setattr__(self, "mode", _mode(self.mode))
         object.__setattr__(self, "ranges", _ranges(self.ranges))
         object.__setattr__(self, "single_sizes", _tuple("single_sizes", self.single_sizes, int))
+        object.__setattr__(self, "lazy_sizes", _tuple("lazy_sizes", self.lazy_sizes, int))
         object.__setattr__(self, "split_ops", _tuple("split_ops", self.split_ops, str))
         if self.split_ops_only is not None:
             object.__setattr__(self, "split_ops_only", _tuple("split_ops_only", self.split_ops_only, str))

@@ -16,10 +16,10 @@ from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
 from piecework.stages.evidence import collect, what_changed, why_stale
-from piecework.stages.find import find_record, read_program, require_modules
+from piecework.stages.find import find_record, require_modules, with_siblings
 from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
-from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
+from piecework.store.protocol import PROGRAM, KernelStore
 from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_sources
 from piecework.values.artifact import Compiler
 from piecework.values.declaration import Dynamic
@@ -278,25 +278,8 @@ def bind_record(
         evidence = [(one.sources, store.read_blob(one.evidence)) for _, one in every]
         return what_changed(evidence, live if live is not None else model, program.weights)
 
-    program.attach(rebind=bind_all, findings=findings, release=held.close)
+    program.attach(rebind=bind_all, findings=findings, release=held.close, model=model)
     return program
-
-
-def with_siblings(record: Record, store: KernelStore) -> tuple[Record, ...]:
-    """Return a record and those that serve its other sizes."""
-    return (record, *(read_program(key, store) for key in record.siblings))
-
-
-def require_artifacts(record: Record, store: KernelStore) -> None:
-    """Raise ArtifactMissing unless everything that a start from the record reads is in the store, and whole."""
-    for one in with_siblings(record, store):
-        store.read_blob(one.constants)
-        for piece in one.pieces:
-            store.read_blob(piece.text)
-            for key in piece.artifacts.values():
-                artifact = store.read_record(ARTIFACT, key)
-                for digest in (artifact["text"], *artifact["kernels"].values()):
-                    store.read_blob(digest)
 
 
 def _wanted(record: Record) -> dict[tuple[int, str], str]:

@@ -11,6 +11,7 @@ import torch
 
 import piecework.ops
 from piecework.api.identity import describe_folder
+from piecework.api.lazy import on_demand
 from piecework.api.programs import read_weights, request_for
 from piecework.api.stores import default_store, report_to_log
 from piecework.compilers import select_compiler
@@ -18,9 +19,10 @@ from piecework.errors import ModelError, OptionError
 from piecework.events import Observer, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
 from piecework.options import NONE, STOCK, CompileOptions
-from piecework.pipeline import Request, Source, bind_record, require_artifacts, start_from, with_siblings
+from piecework.pipeline import Request, Source, bind_record, start_from
 from piecework.runtime.program import Program
 from piecework.seam.toolchain import toolchain
+from piecework.stages.find import require_artifacts, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.key import program_factors
 from piecework.values.record import Record
@@ -119,14 +121,16 @@ def open_model(
     if settings.mode in (NONE, STOCK):
         return _open_uncompiled(folder, dtype, device, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
+    request = alter(folder_request(folder, dtype, device, settings))
 
     def finish(key: str, record: Record) -> OpenModel:
         with phase(watch, "weights"):
             weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
-        program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch)
+        lazy = on_demand(request, settings.lazy_sizes, kept, watch)
+        program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch, on_demand=lazy)
         return _opened(program, folder, record, device, settings)
 
-    return start_from(alter(folder_request(folder, dtype, device, settings)), finish, kept, watch)
+    return start_from(request, finish, kept, watch)
 
 
 def _read(record: Record, folder: ModelFolder, store: KernelStore) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from piecework.api.identity import describe_model, newest_of_folder
+from piecework.api.lazy import on_demand
 from piecework.api.stores import default_store, report_to_log
 from piecework.compilers import select_compiler
 from piecework.compilers.eager import EagerCompiler
@@ -16,11 +17,11 @@ from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.models.weights import load_weights
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
-from piecework.pipeline import Request, Source, bind_record, compile_model, with_siblings
+from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
 from piecework.seam.toolchain import toolchain
-from piecework.stages.find import read_program
+from piecework.stages.find import read_program, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.arguments import bind_arguments, declared_dynamic, describe_pattern, dynamic_leaves
 from piecework.values.artifact import Compiler
@@ -61,10 +62,13 @@ def compile(
     examples = example_inputs if isinstance(example_inputs, list) else [example_inputs]
     if not examples:
         raise OptionError("`example_inputs` is an empty list", hint="give one example for each variant")
-    requests = [make_request(model, example, dynamic, settings) for example in examples]
-    return join_variants(
-        [compile_model(r, lambda: _own_weights(model), ops or {}, kept, watch, model=model) for r in requests]
-    )
+
+    def program_for(request: Request) -> Program:
+        lazy = on_demand(request, settings.lazy_sizes, kept, watch)
+        own = lambda: _own_weights(model)  # noqa: E731
+        return compile_model(request, own, ops or {}, kept, watch, model=model, on_demand=lazy)
+
+    return join_variants([program_for(make_request(model, example, dynamic, settings)) for example in examples])
 
 
 def make_request(

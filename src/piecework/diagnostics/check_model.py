@@ -16,9 +16,9 @@ from piecework.events import ignore
 from piecework.models.folder import ModelFolder, open_folder
 from piecework.ops import BODIES
 from piecework.options import CompileOptions
-from piecework.pipeline import bind_record, require_artifacts, with_siblings
+from piecework.pipeline import bind_record
 from piecework.seam.operators import resolve_bodies
-from piecework.stages.find import require_modules
+from piecework.stages.find import require_artifacts, require_modules, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.record import Record
 

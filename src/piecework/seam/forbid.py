@@ -90,6 +90,11 @@ class _Watch:
                 facts={"kind": kind, "thread": threading.current_thread().name},
             )
 
+    @property
+    def is_forbidding(self) -> bool:
+        """Whether any block is open that forbids compiling."""
+        return self._forbidden > 0
+
     @contextmanager
     def forbid(self) -> Iterator[None]:
         """Raise in every thread at each compile until the block ends."""
@@ -151,6 +156,11 @@ def _text(word: Any) -> str:
 
 
 _watch = _Watch()
+
+
+def is_forbidden() -> bool:
+    """Tell whether compiling is forbidden now, by any thread."""
+    return _watch.is_forbidding
 
 
 @contextmanager

@@ -16,11 +16,11 @@ import torch
 
 from piecework.errors import BindError
 from piecework.runtime.explain import Checked, Leaf
+from piecework.runtime.lazy_sizes import Loaded, OnDemand, add_sizes
 from piecework.runtime.program import Program
 from piecework.runtime.regions import Bound, Outline, RegionText
 from piecework.runtime.signature import compile_check
 from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
-from piecework.values.artifact import LoadedPiece
 from piecework.values.declaration import registry
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
@@ -33,27 +33,34 @@ Body = Callable[..., Any]
 
 def bind(
     record: Record,
-    loaded: Mapping[tuple[int, str], LoadedPiece],
+    loaded: Loaded,
     weights: Mapping[str, torch.Tensor],
     bodies: Mapping[str, Body],
     *,
     key: str,
     elsewhere: Program | None = None,
+    on_demand: OnDemand | None = None,
 ) -> Program:
     """Return the program of `record` over `weights` (by qualified name), with opaque `bodies` by operator name.
 
-    Sizes that the record does not serve go to `elsewhere`, the program of its siblings.
+    Sizes that the record does not serve go to `elsewhere`, the program of its siblings. `on_demand` makes artifacts
+    of single sizes when such a size is met.
     """
     static = _static_values(record, weights)
     namespace = _namespace(record, bodies)
     source = _run_source(record, namespace)
     code = compile(source, f"<piecework program {key[:12]}>", "exec")
-    runs = tuple(
-        _make_run(code, record, one, loaded, static, namespace, repeats=_may_repeat(record))
-        for one in combinations(_ranges(record))
-    )
+
+    def make(pieces: Loaded, ranges: Mapping[str, Sequence[Range]]) -> list[Body]:
+        repeats = _may_repeat(record)
+        every = combinations(ranges)
+        return [_make_run(code, record, one, pieces, static, namespace, repeats=repeats) for one in every]
+
+    runs = tuple(make(loaded, _ranges(record)))
     leaves, checked = _leaves(record), _checked(record)
-    call, check_source = compile_check(leaves, checked, runs, elsewhere)
+    served = list(runs)
+    sizes = add_sizes(served, record, _ranges(record), make, on_demand)
+    call, check_source = compile_check(leaves, checked, served, elsewhere, sizes)
     return Program(
         call,
         key=key,
@@ -216,7 +223,7 @@ def _make_run(
     code: Any,
     record: Record,
     one: Mapping[str, Range],
-    loaded: Mapping[tuple[int, str], LoadedPiece],
+    loaded: Loaded,
     static: Mapping[str, torch.Tensor],
     namespace: Mapping[str, Any],
     *,
@@ -261,16 +268,8 @@ def _leaves(record: Record) -> list[Leaf]:
     found = []
     for index, leaf in enumerate(record.inputs):
         spec = None if leaf["spec"] is None else parse_spec(leaf["spec"])
-        found.append(
-            Leaf(
-                leaf["path"],
-                by_path.get(leaf["path"], f"a{index}"),
-                spec,
-                leaf["value"],
-                leaf["same_as"],
-                leaf["written"],
-            )
-        )
+        name = by_path.get(leaf["path"], f"a{index}")
+        found.append(Leaf(leaf["path"], name, spec, leaf["value"], leaf["same_as"], leaf["written"]))
     return found
 
 

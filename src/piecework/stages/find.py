@@ -9,7 +9,7 @@ from typing import Any
 
 from piecework.errors import ArtifactMissing, BindError, CorruptEntry
 from piecework.events import Observer, RecordHit, RecordMiss
-from piecework.store.protocol import PROGRAM, Store
+from piecework.store.protocol import ARTIFACT, PROGRAM, Store
 from piecework.values.declaration import registry
 from piecework.values.key import differing, key_of
 from piecework.values.record import Record, record_from
@@ -94,3 +94,20 @@ def read_program(key: str, store: Store) -> Record:
             hint=f"the store holds {known} program(s); `piecework store ls` lists them",
             facts={"key": key},
         ) from error
+
+
+def with_siblings(record: Record, store: Store) -> tuple[Record, ...]:
+    """Return a record and those that serve its other sizes."""
+    return (record, *(read_program(key, store) for key in record.siblings))
+
+
+def require_artifacts(record: Record, store: Store) -> None:
+    """Raise ArtifactMissing unless everything that a start from the record reads is in the store, and whole."""
+    for one in with_siblings(record, store):
+        store.read_blob(one.constants)
+        for piece in one.pieces:
+            store.read_blob(piece.text)
+            for key in piece.artifacts.values():
+                artifact = store.read_record(ARTIFACT, key)
+                for digest in (artifact["text"], *artifact["kernels"].values()):
+                    store.read_blob(digest)
