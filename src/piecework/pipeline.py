@@ -76,6 +76,7 @@ class Request:
     fall_back: Compiler
     toolchain: Mapping[str, str]
     budget_s: float = 0.0
+    threads: int = 1
     verify: bool = False
     drift_every: int = 0
     debug_folder: str = ""
@@ -202,7 +203,8 @@ def _build_side(
     with phase(observer, "compile", f"{len(jobs)} artifacts"):
         parts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, observer,
-            budget_s=request.budget_s, check=_check_of(request, source, traced, plan, store),
+            budget_s=request.budget_s, threads=request.threads,
+            check=_check_of(request, source, traced, plan, store),
         )  # fmt: skip
         own = refine(own, plan.regions, parts)
         artifacts = assign(own, plan.regions, parts)

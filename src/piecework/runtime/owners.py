@@ -169,7 +169,12 @@ class AddressTable:
         return not same or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
 
     def faults(self) -> tuple[tuple[External, str], ...]:
-        """Return what moved and how: the external, and `gone`, `replaced` or `moved`."""
+        """Return what moved and how: the external, and `gone`, `replaced` or `moved`.
+
+        Another tensor over the same memory has not moved: it is looked at instead from here on.
+        """
+        self._externals = [_follow(external) for external in self._externals]
+        self._compile()
         return tuple((e, fault) for e in self._externals if (fault := _fault(e)))
 
     def repair(self, find: Callable[[str], Place | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -218,6 +223,22 @@ def _fault(external: External) -> str:
     if current is not place.tensor:
         return "gone" if current is None else "replaced"
     return "" if current.data_ptr() == external.address else "moved"
+
+
+def _follow(external: External) -> External:
+    """Look at the tensor that stands in a place now, where it is the same memory in the same layout."""
+    place = external.place
+    try:
+        current = place.container[place.key]
+    except (KeyError, IndexError, TypeError):
+        return external
+    if current is place.tensor or not isinstance(current, Tensor) or current.data_ptr() != external.address:
+        return external
+    if any(getattr(current, what) != getattr(place.tensor, what) for what in ("shape", "dtype", "device")):
+        return external
+    if current.stride() != place.tensor.stride():
+        return external
+    return dataclasses.replace(external, place=dataclasses.replace(place, tensor=current))
 
 
 def _mend(external: External, place: Place | None) -> External | None:

@@ -35,6 +35,7 @@ class Program:
         self.sides: tuple[Program, ...] = (self, *(elsewhere.sides if elsewhere is not None else ()))
         self.variants: tuple[Program, ...] = (self,)
         self.bound = bound
+        self.model: torch.nn.Module | None = None
         self._rebind: Callable[[Mapping[str, torch.Tensor]], Program] | None = None
         self._findings: Callable[[Any], tuple[str, ...]] = lambda model: ()
 
@@ -48,9 +49,16 @@ class Program:
         rebind: Callable[[Mapping[str, torch.Tensor]], Program],
         findings: Callable[[Any], tuple[str, ...]],
         release: Callable[[], None],
+        model: torch.nn.Module | None = None,
     ) -> None:
-        """Give the program what `refresh` and `check` call, and what lets go of its record when it is gone."""
-        self._rebind, self._findings = rebind, findings
+        """Give the program what `refresh` and `check` call, and what lets go of its record when it is gone.
+
+        `model` is the object that it was compiled from, where there is one.
+
+        Tensors:
+            rebind  [...]  any  takes weights by name, and returns the program that reads them
+        """
+        self._rebind, self._findings, self.model = rebind, findings, model
         weakref.finalize(self, release)
 
     def check(self, model: Any = None) -> tuple[str, ...]:
@@ -67,7 +75,11 @@ class Program:
     def refresh(self, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Read other tensors from now on: those of the model as it is now, or `weights` by qualified name.
 
-        Weights that a mapping leaves out stay as they are. Raises BindError where one does not fit.
+        Weights that a mapping leaves out stay as they are. What was captured of the program reads the tensors of
+        before until its own `refresh`, and says so. Raises BindError where one does not fit.
+
+        Tensors:
+            weights  [...]  any  as the program was compiled for; read at their addresses from now on
         """
         if len(self.variants) > 1:
             for variant in self.variants:
@@ -77,7 +89,8 @@ class Program:
         if self._rebind is None:
             return
         fresh = self._rebind({**self.weights, **weights} if weights else {})
-        self._call, self.weights, self.source = fresh._call, fresh.weights, fresh.source
+        self._call, self.source = fresh._call, fresh.source
+        self.weights.update(fresh.weights)  # the same dictionary: whoever watches its entries sees them change
         self.bound = fresh.bound
         self.sides = (self, *fresh.sides[1:])
 

@@ -4,95 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
-
-from torch import Tensor
+from typing import Any
 
 from piecework.capture_events import CaptureFailed, Moved, Refreshed, Released, Replayed, Uncovered
 from piecework.errors import CaptureError
-from piecework.events import Observer, ignore
+from piecework.events import ignore
 from piecework.ops.count import COUNT
-from piecework.ops.step import Step
-from piecework.runtime.buffers import StaticInputs, StaticStep
+from piecework.runtime.captured import Borrowed, CapturedSize, Parts
 from piecework.runtime.idle import capture_within
-from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import capturing, check_permission
-from piecework.runtime.segments import Output, Segment
 from piecework.runtime.signature import compile_check
-from piecework.values.device import Device, Graph
+from piecework.values.coverage import Coverage, coverage
 from piecework.values.ladder import covering
-from piecework.values.phases import CapturePlan, PhaseCapture
-
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, eq=False)
-class CapturedSize:
-    """One padded size of one phase: its segments in order, and where its result lies."""
-
-    phase: str
-    form: str
-    size: int
-    segments: tuple[Segment, ...]
-    graphs: tuple[Graph, ...]
-    outputs: tuple[Output, ...]
-    build: Callable[..., Any]
-    step: StaticStep | None
-    predicted_bytes: int
-    size_bytes: int
-
-
-class Borrowed(Generic[Value]):
-    """A result that lies in the graphs' own memory: it is valid until the next step, and says so afterwards."""
-
-    __slots__ = ("_generation", "_program", "_value")
-
-    def __init__(self, value: Value, program: CapturedProgram) -> None:
-        self._value = value
-        self._program = program
-        self._generation = program.generation
-
-    @property
-    def value(self) -> Value:
-        """The result; raises CaptureError once a later step has begun."""
-        if self._generation != self._program.generation:
-            raise CaptureError(
-                "a borrowed result was read after the next step had begun: its memory holds another step's numbers",
-                hint='read it before the next call, clone it, or capture with `results="copied"`',
-            )
-        return self._value
-
-
-class Maker(Protocol):
-    """What capture hands to a captured program: how one more size is made, and what it was told."""
-
-    def make(self, phase: PhaseCapture, size: int) -> CapturedSize | None: ...
-
-    def find(self, name: str) -> Place | None: ...
-
-    def renew(self) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """All that a captured program is put together from."""
-
-    plan: CapturePlan
-    device: Device
-    inputs: StaticInputs
-    table: AddressTable
-    maker: Maker
-    observer: Observer
-    leaves: Sequence[Any]
-    checked: Any
-    runs: tuple[Callable[..., Any], ...]
-    largest: int
-    phase_of: Callable[[], str]
-    current_step: Callable[[], Step | None]
-    fixed: Mapping[str, Tensor]
 
 
 class CapturedProgram:
@@ -116,7 +41,7 @@ class CapturedProgram:
         self._symbols = [passed.index(name) for name in parts.checked.symbols]
         self._tensors = [passed.index(plan.name) for plan in parts.inputs.plans]
         self._fixed = [(passed.index(name), name, tensor) for name, tensor in parts.fixed.items()]
-        entries = [partial(self._serve, run) for run in parts.runs]
+        entries = [partial(self._serve, index) for index in range(len(parts.maker.runs()))]
         self._call, self.source = compile_check(parts.leaves, parts.checked, entries)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,17 +52,21 @@ class CapturedProgram:
         """
         return self._call(*args, **kwargs)
 
-    def _serve(self, run: Callable[..., Any], *passed: Any) -> Any:
+    def _serve(self, index: int, *passed: Any) -> Any:
         if self._parts.device.is_capturing():
-            return run(*passed)  # inside another capture the program is a part of that one's graph
+            return self._run(index)(*passed)  # inside another capture the program is a part of that one's graph
         count = max([passed[position] for position in self._symbols], default=1)
         phase = self._parts.phase_of()
         with self._lock:
             captured, reason = self._choose(phase, count)
             if captured is None:
                 self._tell_uncovered(phase, count, reason)
-                return run(*passed)
+                return self._run(index)(*passed)
             return self._replay(captured, count, passed, reason)
+
+    def _run(self, index: int) -> Callable[..., Any]:
+        # Asked for each time: a program that was refreshed runs on what it is bound to now.
+        return self._parts.maker.runs()[index]
 
     def _choose(self, phase: str, count: int) -> tuple[CapturedSize | None, str]:
         table = self._tables.get(phase)
@@ -186,8 +115,7 @@ class CapturedProgram:
         finally:
             COUNT.reset(token)
         # The device works on the step while the host looks at the addresses: the check stands in nobody's way.
-        if self.plan.checks_addresses and parts.table.is_moved():
-            raise self._moved(tuple(f"{e.place.name} ({how})" for e, how in parts.table.faults()))
+        self._check_addresses()
         self.counts[captured.phase, captured.form] += 1
         if parts.observer is not ignore:
             parts.observer(
@@ -196,6 +124,10 @@ class CapturedProgram:
         is_owned = self.plan.results == "copied"
         result = captured.build(*[output.take(passed, captured.size, is_owned) for output in captured.outputs])
         return result if is_owned else Borrowed(result, self)
+
+    def _check_addresses(self) -> None:
+        if self.plan.checks_addresses and self._parts.table.is_moved() and (names := self.verify_addresses()):
+            raise self._moved(names)
 
     def _moved(self, names: tuple[str, ...]) -> CaptureError:
         self._parts.observer(Moved(names=names))
@@ -216,11 +148,16 @@ class CapturedProgram:
         """Capture one size now; raise CaptureError where it fails or is forbidden."""
         check_permission(f"size {size} of {phase}")
         with self._lock:
+            self._check_addresses()  # one graph may not read new memory while the others read the old
             made = self._parts.maker.make(self._phases[phase], size)
             if made is None:
                 self.refused[phase, size] = f"size {size} does not fit the memory budget"
             else:
                 self.sizes[phase, size] = made
+
+    def explain(self) -> tuple[Coverage, ...]:
+        """Return which token counts are served by what, and which by nothing and why; each row prints as a line."""
+        return coverage(self.plan, self._parts.largest, self.sizes, self.refused)
 
     @property
     def pending(self) -> tuple[tuple[str, int], ...]:
@@ -242,6 +179,8 @@ class CapturedProgram:
                 self._require_sites(stuck)
                 self.recapture()
                 recaptured = tuple(f"{phase} {size}" for phase, size in self.sizes)
+            elif copied:
+                self._parts.maker.rebind()
             done = Refreshed(copied=copied, recaptured=recaptured)
             self._parts.observer(done)
             return done

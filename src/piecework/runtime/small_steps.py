@@ -89,6 +89,9 @@ def bind_sizes(
     """Bind each site's piece to `sizes`; return the callables by name and the bytes they keep, None if none can.
 
     `pieces` are the loaded pieces by region, `static` the weights by value name, `result_names` what the caller gets.
+
+    Tensors:
+        static  [...]  any  read at their addresses in every call
     """
     fresh = _reaching_result(regions, result_names, static)
     known: dict[str, torch.Tensor] = {}

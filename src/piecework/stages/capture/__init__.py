@@ -13,8 +13,10 @@ from piecework.errors import CaptureError, OptionError
 from piecework.events import Observer, ignore
 from piecework.ops.step import Step, running_step
 from piecework.runtime.buffers import StaticInputs, plan_inputs
+from piecework.runtime.captured import Parts
 from piecework.runtime.owners import AddressTable
-from piecework.runtime.replay import CapturedProgram, Parts
+from piecework.runtime.replay import CapturedProgram
+from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Owners
 from piecework.stages.capture.size import SizeMaker
 from piecework.stages.capture.sources import Source, model_source, program_source
@@ -70,10 +72,10 @@ def capture(
     plans = plan_inputs(_fix(source, by_name), source.symbols)
     largest = max((size for phase in plan.phases for size in phase.sizes), default=1)
     inputs = StaticInputs(plans, largest, source.device, device.copy_together)
-    roots = dict(owners) if owners is not None else {"": source.model if source.model is not None else source.weights}
     maker = SizeMaker(
-        _chooser(source, plan, whole_forward), plan, device, inputs, table, Owners(roots), steps, by_name, observer
-    )
+        Choice(source, plan, whole_forward), plan, device, inputs, table, _owners(source, owners), steps, by_name,
+        observer,
+    )  # fmt: skip
     program = CapturedProgram(
         Parts(
             plan=plan,
@@ -84,7 +86,6 @@ def capture(
             observer=observer,
             leaves=source.leaves,
             checked=source.checked,
-            runs=source.runs,
             largest=source.largest,
             phase_of=phase_of or _phase_of_step(plan),
             current_step=running_step,
@@ -132,6 +133,14 @@ def _settle_phase(source: Source, phase: PhaseCapture, plan: CapturePlan, observ
     return phase
 
 
+def _owners(source: Source, owners: Mapping[str, Any] | None) -> Owners:
+    """Return who is known to hold tensors: whom the caller named, else the model; and always the program itself."""
+    roots = dict(owners) if owners is not None else {"": source.model} if source.model is not None else {}
+    if source.program is not None:
+        roots["program" if roots else ""] = source.program
+    return Owners(roots)
+
+
 def _fix(source: Source, fixed: Mapping[str, Tensor]) -> list[Any]:
     """Mark the inputs that keep the caller's address; one that the model writes has to be among them."""
     found = []
@@ -144,31 +153,6 @@ def _fix(source: Source, fixed: Mapping[str, Tensor]) -> list[Any]:
             )
         found.append(replace(leaf, is_written=leaf.name in fixed))
     return found
-
-
-def _chooser(
-    source: Source, plan: CapturePlan, whole: Callable[[int], Source] | None
-) -> Callable[[PhaseCapture, int], Source]:
-    """Return what a size is captured of: the program, or the whole forward compiled for that very size."""
-    if plan.whole_forward.maximum and whole is None:
-        raise OptionError(
-            "the whole forward is to be compiled, and nothing was given that compiles it", hint="give `whole_forward`"
-        )
-    compiled: dict[int, Source] = {}
-
-    def choose(phase: PhaseCapture, size: int) -> Source:
-        if whole is None or phase.phase != DECODE or size > plan.whole_forward.maximum:
-            return source
-        if size not in compiled:
-            compiled[size] = whole(size)
-            if compiled[size].checked.passed != source.checked.passed:
-                raise CaptureError(
-                    f"the whole forward of size {size} takes other arguments than the program",
-                    hint="compile it from the same model and example inputs",
-                )
-        return compiled[size]
-
-    return choose
 
 
 def _phase_of_step(plan: CapturePlan) -> Callable[[], str]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from piecework.errors import CaptureError
 from piecework.runtime.owners import AddressTable, External, Place, external_of, places_of
+from piecework.runtime.program import Program
 from piecework.runtime.regions import BoundRegion
 from piecework.stages.capture.walk import tensors_in
 from piecework.values.graph import PIECE
@@ -75,7 +76,11 @@ class Owners:
 
     def places(self) -> list[Place]:
         """Return every place of every owner, as it is now."""
-        return [place for name, root in self._roots.items() for place in places_of(root, name)]
+        return [
+            place
+            for name, root in self._roots.items()
+            for place in places_of(root.weights if isinstance(root, Program) else root, name)
+        ]
 
     def find(self, name: str) -> Place | None:
         return next((place for place in self.places() if place.name == name), None)

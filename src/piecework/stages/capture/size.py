@@ -15,10 +15,11 @@ from piecework.capture_events import Captured, CaptureSkipped, Lowered, Unowned
 from piecework.errors import CaptureError, PieceworkError
 from piecework.events import Observer
 from piecework.runtime.buffers import StaticInputs, StaticStep
+from piecework.runtime.captured import CapturedSize
 from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import check_permission
 from piecework.runtime.regions import BoundRun
-from piecework.runtime.replay import CapturedSize
+from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs
 from piecework.stages.capture.recorder import Observing, Recorder
 from piecework.stages.capture.results import ResultRule, plan_outputs
@@ -55,10 +56,10 @@ class SizeMaker:
     """Makes captured sizes of one source on one device, now or later."""
 
     def __init__(
-        self, source: Callable[[PhaseCapture, int], Source], plan: CapturePlan, device: Device, inputs: StaticInputs,
+        self, choice: Choice, plan: CapturePlan, device: Device, inputs: StaticInputs,
         table: AddressTable, owners: Owners, steps: Steps | None, fixed: Mapping[str, Tensor], observer: Observer,
     ) -> None:  # fmt: skip
-        self._source = source
+        self._choice = choice
         self._plan = plan
         self._device = device
         self._inputs = inputs
@@ -73,6 +74,14 @@ class SizeMaker:
         """Return where an owner keeps a name now."""
         return self._owners.find(name)
 
+    def runs(self) -> tuple[Callable[..., Any], ...]:
+        """Return what runs without graphs, as it is bound now."""
+        return self._choice.base.runs
+
+    def rebind(self) -> None:
+        """Bind the program to the memory that graphs read, where it was bound to other memory since."""
+        self._choice.base.rebind()
+
     def renew(self) -> None:
         """Forget what was learned: the next capture learns it anew."""
         self._learned = Learned()
@@ -86,7 +95,7 @@ class SizeMaker:
         if self._device.is_capturing():
             raise CaptureError("a size cannot be captured while another graph is", hint="capture before, or afterwards")
         phase = self._learned.lowered.get(phase.phase, phase)
-        source = self._source(phase, size)
+        source = self._choice.of(phase, size)
         run = source.run_for(dict.fromkeys(source.symbols, size))
         if not self._learned.is_collected:
             self._device.collect()  # once: the first graph alone is worth the wait

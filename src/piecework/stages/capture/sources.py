@@ -17,7 +17,7 @@ from piecework.runtime.regions import BoundRegion, BoundResult, BoundRun, bound_
 from piecework.values.arguments import bind_arguments, declared_dynamic, dynamic_leaves
 from piecework.values.declaration import Dynamic, registry
 from piecework.values.graph import OPAQUE
-from piecework.values.shapes import Range
+from piecework.values.shapes import Range, format_box
 from piecework.values.signature import TensorSpec
 from piecework.values.tree import children, containers, describe, leaves, map_leaves, render
 
@@ -28,7 +28,8 @@ MODEL = "model"
 class Source:
     """Something to capture: the check of its arguments, its runs, and the operators that stand opaque in it.
 
-    `run_for` gives the run of given sizes by symbol; `operators` map an opaque operator to its declared support.
+    `run_for` gives the run of given sizes by symbol; `operators` map an opaque operator to its declared support. A
+    program that is bound anew is another source: `now` returns it, and `rebind` binds it to its `weights` as they are.
     """
 
     mode: str
@@ -40,6 +41,13 @@ class Source:
     weights: Mapping[str, Tensor]
     device: torch.device
     model: torch.nn.Module | None = None
+    program: Program | None = None
+    renew: Callable[[], Source] | None = None
+    rebind: Callable[[], None] = lambda: None
+
+    def now(self) -> Source:
+        """Return the source as it is bound now."""
+        return self if self.renew is None else self.renew()
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -61,13 +69,52 @@ def support_of(operators: Iterable[str]) -> dict[str, str]:
 
 
 def program_source(program: Program) -> Source:
-    """Return a bound program as something to capture."""
-    bound = program.bound
-    if bound is None:
+    """Return a bound program as something to capture.
+
+    Raises CaptureError where it is several programs in one: each has a trace, and so graphs, of its own.
+    """
+    _refuse_several(program)
+    first = program.bound
+    made: list[tuple[Any, Source]] = []
+
+    def now() -> Source:
+        if not made or made[0][0] is not program.bound:
+            made[:] = [(program.bound, _source_of(program, now, rebind))]
+        return made[0][1]
+
+    def rebind() -> None:
+        if program.bound is not first:
+            program.refresh(dict(program.weights))
+
+    return now()
+
+
+def _refuse_several(program: Program) -> None:
+    if len(program.variants) > 1:
+        raise CaptureError(
+            f"the program has `{len(program.variants)}` variants, one for each pattern of arguments",
+            hint="capture each of `program.variants` by itself",
+            facts={"variants": len(program.variants)},
+        )
+    if len(program.sides) > 1:
+        served = "; ".join(
+            " or ".join(format_box(box) for box in side.bound.boxes) for side in program.sides if side.bound is not None
+        )
+        raise CaptureError(
+            f"the model branches on sizes, so the program serves them by `{len(program.sides)}` traces: {served}",
+            hint="compile a program for the sizes of one branch alone (`ranges`), and capture that one",
+            facts={"sides": len(program.sides)},
+        )
+    if program.bound is None:
         raise CaptureError(
             f"`{program!r}` holds no regions: it is a model that was not compiled",
             hint="capture the model itself, with example inputs",
         )
+
+
+def _source_of(program: Program, renew: Callable[[], Source], rebind: Callable[[], None]) -> Source:
+    bound = program.bound
+    assert bound is not None
     outline = bound.outline()
     cache: dict[int, BoundRun] = {}
 
@@ -83,7 +130,7 @@ def program_source(program: Program) -> Source:
     mode = "piecewise" if operators else "trace_once"
     return Source(
         mode, bound.leaves, bound.checked, bound.runs, run_for, operators, program.weights,
-        _device_of(program.weights.values(), bound.leaves),
+        _device_of(program.weights.values(), bound.leaves), program.model, program, renew, rebind,
     )  # fmt: skip
 
 
