@@ -60,3 +60,22 @@ def with_altered_call(text: str, line: int) -> str:
     name, _, call = lines[line].strip().partition(" = ")
     lines[line] = f"    {name}_was = {call}\n    {name} = torch.mul({name}_was, 1.01)"
     return "\n".join(lines) + "\n"
+
+
+def with_other_layout(text: str, line: int) -> str:
+    """Lay what the call on one line gives out by columns for everything after it; its values stay what they are."""
+    lines = text.splitlines()
+    name, _, call = lines[line].strip().partition(" = ")
+    steps = [
+        f"{name}_was = {call}",
+        f"{name}_t = {name}_was.t()",
+        f"{name}_c = {name}_t.contiguous()",
+        f"{name} = {name}_c.t()",
+    ]
+    lines[line] = "\n".join(f"    {step}" for step in steps)
+    return "\n".join(lines) + "\n"
+
+
+def calls_of(text: str) -> dict[int, str]:
+    """Return the lines of a text that are calls, with the value that each makes."""
+    return {i: line.strip().partition(" = ")[0] for i, line in enumerate(text.splitlines()) if " = " in line}
