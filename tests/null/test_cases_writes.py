@@ -31,7 +31,7 @@ class WriteBesideChainOfViews(nn.Module):
         return a + b + y.view(-1, 2, 2)
 
 
-class WriteOfViewSeenThroughBase(nn.Module):
+class WriteOfViewSeenWhole(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.zeros(x.shape[0], 4)
         v = y[:, 1:3]
@@ -115,7 +115,7 @@ class BufferWritten(nn.Module):
 
 
 MODELS = [
-    WriteBesideView, WriteBesideChainOfViews, WriteOfViewSeenThroughBase, WriteAfterWrite, WriteOfInput, WriteByItem,
+    WriteBesideView, WriteBesideChainOfViews, WriteOfViewSeenWhole, WriteAfterWrite, WriteOfInput, WriteByItem,
     OperatorWrites, OperatorWritesView, ViewOfEarlierResult, ViewOfInputReturned,
 ]  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_writes_are_seen_where_they_would_be(model: type[nn.Module]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [WriteBesideChainOfViews, WriteOfViewSeenThroughBase, WriteByItem, OperatorWrites],
+    [WriteBesideChainOfViews, WriteOfViewSeenWhole, WriteByItem, OperatorWrites],
     ids=lambda model: model.__name__,
 )
 def test_writes_are_seen_where_they_would_be_when_compiled(model: type[nn.Module]) -> None:
@@ -137,7 +137,7 @@ def test_writes_are_seen_where_they_would_be_when_compiled(model: type[nn.Module
 
 
 def test_a_result_shares_memory_where_the_model_s_does() -> None:
-    program = compile_case(WriteOfViewSeenThroughBase(), rows(5))
+    program = compile_case(WriteOfViewSeenWhole(), rows(5))
     _, view = program(*rows(7))
     assert view.untyped_storage().nbytes() == 7 * 4 * 4
     x = rows(7)[0]

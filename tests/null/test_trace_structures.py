@@ -207,7 +207,7 @@ class Prints(nn.Module):
         return x * 2
 
 
-class BranchesOnData(nn.Module):
+class BranchesOnValues(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x
 
@@ -231,7 +231,7 @@ class Raises(nn.Module):
     ("model", "words", "hint"),
     [
         (Prints, "`print", "take the print out of forward"),
-        (BranchesOnData, "Data-dependent branching", "use torch.where, or make the branch an opaque operator"),
+        (BranchesOnValues, "Data-dependent branching", "use torch.where, or make the branch an opaque operator"),
         (CallsBuiltin, "`open", "use a tensor operation instead, or put the call into an opaque operator"),
         (Conditional, "the graph holds `torch.cond`", "choose with torch.where, or make it an opaque operator"),
         (Raises, "never mind", "call the model uncompiled"),
