@@ -64,7 +64,7 @@ class CompileOptions:
         True, keyed=False, text="run each new artifact beside eager before it serves; what fails runs eager"
     )
     drift_every: int = _option(0, keyed=False, text="run one step in so many through eager too and compare; 0 = none")
-    compile_threads: int = _option(1, keyed=False, text="pieces compiled at a time")
+    compile_threads: int = _option(4, keyed=False, text="pieces compiled at a time")
     debug_folder: str = _option("", keyed=False, text="where computation_graph.py and dumps are written")
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
 from piecework.stages.evidence import collect, what_changed, why_stale
-from piecework.stages.find import find_record, require_modules, with_siblings
+from piecework.stages.find import deserves_more_time, find_record, require_modules, with_siblings
 from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
 from piecework.store.protocol import PROGRAM, KernelStore
@@ -129,7 +129,8 @@ def find_or_build(
 
     def stale(record: Record) -> str:
         found = (
-            why_stale(one.sources, lambda one=one: store.read_blob(one.evidence), model)  # type: ignore[misc]
+            deserves_more_time(one, request.budget_s)
+            or why_stale(one.sources, lambda one=one: store.read_blob(one.evidence), model)  # type: ignore[misc]
             for one in with_siblings(record, store)
         )
         return next((reason for reason in found if reason), "")
@@ -175,7 +176,7 @@ def _build_side(
     store: KernelStore,
     observer: Observer,
 ) -> tuple[str, Record]:
-    from piecework.stages.compile import Job, compile_jobs
+    from piecework.stages.compile import Job, compile_jobs, fallen
     from piecework.stages.graph_text import leave_graph
     from piecework.stages.record import make_record
     from piecework.stages.split import resolve_split_ops, split
@@ -210,8 +211,9 @@ def _build_side(
         artifacts = assign(own, plan.regions, parts)
     evidence = collect(traced.guards, traced.code, traced.constants)
     factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
+    notes = {"fall_backs": lost} if (lost := fallen(artifacts, store)) else {}
     record = make_record(
-        traced, plan, factors, own, artifacts, evidence, source, store,
+        traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
         proofs=side.proofs, bounds=bounds, siblings=siblings,
     )  # fmt: skip
     key = f"{key_of(factors)}.{digest_data(record.as_dict())}"

@@ -21,7 +21,7 @@ from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
 from piecework.seam.toolchain import toolchain
-from piecework.stages.find import read_program, with_siblings
+from piecework.stages.find import read_program, tell_fall_backs, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.arguments import bind_arguments, declared_dynamic, describe_pattern, dynamic_leaves
 from piecework.values.artifact import Compiler
@@ -112,6 +112,7 @@ def request_for(
         fall_back=EagerCompiler(),
         toolchain=tools,
         budget_s=settings.compile_budget_s,
+        threads=settings.compile_threads,
         verify=settings.verify,
         drift_every=settings.drift_every,
         debug_folder=settings.debug_folder,
@@ -148,6 +149,7 @@ def load(
     for one in chosen.split(","):
         record = read_program(one, store)
         found = read_weights(record, weights, with_siblings(record, store))
+        tell_fall_backs(record, watch)
         programs.append(bind_record(one, record, found, _bodies(ops), store, watch))
     return join_variants(programs)
 

@@ -7,6 +7,9 @@ import sys
 
 import torch
 
+from piecework.seam.probe import processor_flags
+from piecework.values.digest import digest_text
+
 
 def toolchain(device: str) -> dict[str, str]:
     """Return the factors of the toolchain for a device type, without starting a compiler."""
@@ -18,10 +21,10 @@ def toolchain(device: str) -> dict[str, str]:
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
         return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
-    return factors | {
-        "arch": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "os": platform.system(),
-    }
+    # Kernels are built for this very processor, so all the instructions that it knows stand in the key.
+    flags = digest_text(" ".join(sorted(processor_flags())))[:16]
+    arch = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {flags}"
+    return factors | {"arch": arch, "os": platform.system()}
 
 
 def _release(package: str) -> str:

@@ -6,15 +6,17 @@ warm one. A piece that does not compile, takes longer than its budget or fails i
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as OutOfTime
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
-from piecework.errors import ArtifactMissing, CompileError
+from piecework.errors import ArtifactMissing, CompileError, CompileForbidden
 from piecework.events import (
     ArtifactCompiled,
     ArtifactReused,
@@ -58,6 +60,7 @@ class Line:
     observer: Observer
     budget_s: float = 0.0
     check: Check = let_pass
+    checking: Lock = field(default_factory=Lock)
 
 
 def compile_jobs(
@@ -69,16 +72,26 @@ def compile_jobs(
     observer: Observer,
     *,
     budget_s: float = 0.0,
+    threads: int = 1,
     check: Check = let_pass,
 ) -> dict[tuple[int, str], tuple[Part, ...]]:
     """Return the parts of every job's box with their artifacts' keys; compile, check and store what is missing.
+
+    `threads` jobs go on side by side: one is lowered at a time, while the C++ of others is built; checks wait for
+    one another, so that no more than one piece's memory is held for them.
 
     A box has one part, unless the compiler assumed more of the sizes than the box says: then the artifact serves the
     part where that holds, and what is left is compiled as boxes of its own.
     """
     line = Line(compiler, fall_back, toolchain, store, observer, budget_s, check)
-    with compiler if isinstance(compiler, AbstractContextManager) else nullcontext():
-        return {(job.number, job.box_text): _serve(job, line) for job in jobs}
+    with (
+        compiler if isinstance(compiler, AbstractContextManager) else nullcontext(),
+        ThreadPoolExecutor(max_workers=threads, thread_name_prefix="piecework-compile") as pool,
+    ):
+        if hasattr(compiler, "expect"):
+            compiler.expect(len(jobs))
+        parts = list(pool.map(lambda job: _serve(job, line), jobs))
+    return {(job.number, job.box_text): found for job, found in zip(jobs, parts, strict=True)}
 
 
 def _serve(job: Job, line: Line) -> tuple[Part, ...]:
@@ -97,11 +110,11 @@ def _serve(job: Job, line: Line) -> tuple[Part, ...]:
 def _ensure(job: Job, line: Line, may_cut: bool) -> Part:
     version = {"name": line.compiler.name, "version": line.compiler.version}
     factors = artifact_factors(job.text, job.box_text, version, line.toolchain)
-    key, store = key_of(factors), line.store
-    stored = _stored_part(store, key, job, may_cut)
+    key = key_of(factors)
+    stored = _stored_part(line, key, job, may_cut)
     if stored is None:
-        with store.single_flight(key, lambda: _stored_part(store, key, job, may_cut) is not None) as flight:
-            stored = None if flight.owned else _stored_part(store, key, job, may_cut)
+        with line.store.single_flight(key, lambda: _stored_part(line, key, job, may_cut) is not None) as flight:
+            stored = None if flight.owned else _stored_part(line, key, job, may_cut)
             if stored is None:
                 return _make(job, line, Part(job.box, key), factors, may_cut)
     line.observer(ArtifactReused(piece=job.name, range=format_box(stored.box), key=key))
@@ -144,7 +157,8 @@ def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
     started = time.perf_counter_ns()
     for data in artifact.kernels.values():
         line.store.write_blob(data)
-    verdict = line.check(job.number, job.text, box, artifact)
+    with line.checking:
+        verdict = line.check(job.number, job.text, box, artifact)
     if verdict.outcome == HELD or verdict.reason:
         line.observer(
             Verified(
@@ -167,10 +181,14 @@ def _part_of(guards: Sequence[str], box: Box, may_cut: bool) -> Box | None:
 def _compile(job: Job, line: Line) -> tuple[Artifact, str]:
     try:
         artifact = _within(line.budget_s, lambda: line.compiler.compile(job.text, job.box))
+    except CompileForbidden:
+        raise
     except CompileError as error:
         reason = error.message
     except OutOfTime:
         reason = f"compiling took longer than the budget of {line.budget_s:g} s"
+        artifact = _stand_in(job, line, reason)
+        return replace(artifact, facts={**artifact.facts, "budget_s": line.budget_s}), line.fall_back.name
     else:
         if artifact.facts.get("fall_back"):
             line.observer(FallBack(what=f"{job.name} at {job.box_text}", reason=str(artifact.facts["fall_back"])))
@@ -187,23 +205,50 @@ def _stand_in(job: Job, line: Line, reason: str, errors: Mapping[str, Any] | Non
 
 
 def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:
-    """Run `work` within its budget; work that outruns it goes on in its thread, and its result is dropped."""
+    """Run `work` within its budget; work that outruns it goes on in its thread, and its result is dropped.
+
+    The thread is a daemon: the process may end while it is at work. A compiler that takes one piece at a time makes
+    the pieces after it wait, and their budgets run meanwhile.
+    """
     if not budget_s:
         return work()
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="piecework-compile")
-    try:
-        return pool.submit(work).result(timeout=budget_s)
-    finally:
-        pool.shutdown(wait=False)
+    outcome: Future[Artifact] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where the result is asked for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="piecework-compile", daemon=True).start()
+    return outcome.result(timeout=budget_s)
 
 
-def _stored_part(store: Store, key: str, job: Job, may_cut: bool) -> Part | None:
-    """Return the part of a job's box that a stored artifact serves; None where there is none that is whole."""
+def fallen(artifacts: Mapping[tuple[int, str], str], store: Store) -> list[dict[str, Any]]:
+    """Return what runs otherwise than the compiler was asked for, and why, for the record that names the artifacts."""
+    found = []
+    for (number, box), key in artifacts.items():
+        facts = store.read_record(ARTIFACT, key)["facts"]
+        if facts.get("fall_back"):
+            what = f"piece {number} at {box} runs otherwise than asked for"
+            found.append({"what": what, "reason": str(facts["fall_back"]), "budget_s": facts.get("budget_s", 0)})
+    return found
+
+
+def _stored_part(line: Line, key: str, job: Job, may_cut: bool) -> Part | None:
+    """Return the part of a job's box that a stored artifact serves; None where there is none that is whole.
+
+    One that stands in for a piece that outran a smaller budget does not count.
+    """
+    store = line.store
     try:
         record = store.read_record(ARTIFACT, key)
     except ArtifactMissing:
         return None
     if not (store.has_blob(record["text"]) and all(store.has_blob(digest) for digest in record["kernels"].values())):
+        return None
+    given_s = record["facts"].get("budget_s", 0)
+    if given_s and not 0 < line.budget_s <= given_s:
         return None
     kept = _part_of(tuple(record["guards"]), job.box, may_cut)
     return None if kept is None else Part(kept, key)
