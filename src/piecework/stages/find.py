@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from piecework.errors import ArtifactMissing, BindError, CorruptEntry
-from piecework.events import Observer, RecordHit, RecordMiss
+from piecework.events import FallBack, Observer, RecordHit, RecordMiss
 from piecework.store.protocol import ARTIFACT, PROGRAM, Store
 from piecework.values.declaration import registry
 from piecework.values.key import differing, key_of
@@ -33,6 +33,7 @@ def find_record(
         else:
             if not reason:
                 observer(RecordHit(key=key))
+                tell_fall_backs(record, observer)
                 return key, record
         reasons.append(reason)
     nearest = () if reasons else _nearest(factors, store)
@@ -40,6 +41,21 @@ def find_record(
         RecordMiss(lookup=group, reason="; ".join(reasons) or "nothing is stored under these factors", factors=nearest)
     )
     return None
+
+
+def tell_fall_backs(record: Record, observer: Observer) -> None:
+    """Say at each start what runs eager since its compilation failed, not only at the start that saw it fail."""
+    for fallen in record.notes.get("fall_backs", ()):
+        observer(FallBack(what=fallen["what"], reason=fallen["reason"]))
+
+
+def deserves_more_time(record: Record, budget_s: float) -> str:
+    """Say which piece outran a smaller budget than `budget_s` (0: none) and runs eager; an empty string if none did."""
+    for fallen in record.notes.get("fall_backs", ()):
+        given_s = fallen["budget_s"]
+        if given_s and not 0 < budget_s <= given_s:
+            return f"{fallen['what']}, for it had {given_s:g} s to compile; now it may take longer"
+    return ""
 
 
 def _changed_split(record: Record) -> str:
