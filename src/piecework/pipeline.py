@@ -78,7 +78,6 @@ class Request:
     budget_s: float = 0.0
     threads: int = 1
     verify: bool = False
-    drift_every: int = 0
     debug_folder: str = ""
     witness: Witness = pass_on
 

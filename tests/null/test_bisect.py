@@ -93,7 +93,7 @@ FAULTS: dict[str, Callable[[str, int], str]] = {
 
 
 def shows(text: str, line: int) -> bool:
-    """Tell whether another layout of one value leaves the piece: a product that takes it in gives the usual one again."""
+    """Tell whether another layout of one value leaves the piece: products that take it in give the usual one again."""
     called, weights = inputs_for(text, {"s0": SIZE})
     results = [
         load(Artifact(TEXT, each), kernel_path=Path).bind(weights)(*called)

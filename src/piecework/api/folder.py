@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import piecework.ops
+from piecework.api.drift import watch_drift
 from piecework.api.identity import describe_folder
 from piecework.api.lazy import on_demand
 from piecework.api.programs import read_weights, request_for
@@ -128,6 +129,7 @@ def open_model(
             weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
         lazy = on_demand(request, settings.lazy_sizes, kept, watch)
         program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch, on_demand=lazy)
+        watch_drift(program, piecework.ops.BODIES, kept, settings.drift_every, watch)
         return _opened(program, folder, record, device, settings)
 
     return start_from(request, finish, kept, watch)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from piecework.api.drift import watch_drift
 from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
 from piecework.api.stores import default_store, report_to_log
@@ -66,7 +67,8 @@ def compile(
     def program_for(request: Request) -> Program:
         lazy = on_demand(request, settings.lazy_sizes, kept, watch)
         own = lambda: _own_weights(model)  # noqa: E731
-        return compile_model(request, own, ops or {}, kept, watch, model=model, on_demand=lazy)
+        program = compile_model(request, own, ops or {}, kept, watch, model=model, on_demand=lazy)
+        return watch_drift(program, ops or {}, kept, settings.drift_every, watch)
 
     return join_variants([program_for(make_request(model, example, dynamic, settings)) for example in examples])
 
@@ -114,7 +116,6 @@ def request_for(
         budget_s=settings.compile_budget_s,
         threads=settings.compile_threads,
         verify=settings.verify,
-        drift_every=settings.drift_every,
         debug_folder=settings.debug_folder,
     )
 

@@ -38,6 +38,7 @@ class Program:
         self.model: torch.nn.Module | None = None
         self._rebind: Callable[[Mapping[str, torch.Tensor]], Program] | None = None
         self._findings: Callable[[Any], tuple[str, ...]] = lambda model: ()
+        self._around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; raise `InputError` or `ShapeOutOfRange` where the arguments do not fit."""
@@ -60,6 +61,11 @@ class Program:
         """
         self._rebind, self._findings, self.model = rebind, findings, model
         weakref.finalize(self, release)
+
+    def wrap(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Let every call go through what `around` makes of it, also after a refresh."""
+        self._around = around
+        self._call = around(self._call)
 
     def check(self, model: Any = None) -> tuple[str, ...]:
         """Return what does not hold any more of what the program was traced and bound with; nothing if all holds.
@@ -89,7 +95,7 @@ class Program:
         if self._rebind is None:
             return
         fresh = self._rebind({**self.weights, **weights} if weights else {})
-        self._call, self.source = fresh._call, fresh.source
+        self._call, self.source = self._around(fresh._call), fresh.source
         self.weights.update(fresh.weights)  # the same dictionary: whoever watches its entries sees them change
         self.bound = fresh.bound
         self.sides = (self, *fresh.sides[1:])
