@@ -1,5 +1,7 @@
 """Small models in which sizes, items of tuples, views or allocations cross a cut, in every spelling."""
 
+# ruff: noqa: D101
+
 from __future__ import annotations
 
 import torch
