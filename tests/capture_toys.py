@@ -89,12 +89,14 @@ def inputs(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randint(0, WORDS, (count,), generator=source), torch.randint(0, 64, (count,), generator=source)
 
 
-def compiled(model: torch.nn.Module, example: Any = None, **options: Any) -> Program:
+def compiled(
+    model: torch.nn.Module, example: Any = None, *, dynamic: Mapping[str, Any] = DYNAMIC, **options: Any
+) -> Program:
     """Compile a model by the eager compiler into memory."""
     settings = {"compiler": "eager", "max_num_batched_tokens": 64, "ranges": ((1, 64),), **options}
     store = MemoryStore()
     return compile_program(
-        model, example or inputs(4), dynamic=DYNAMIC, options=CompileOptions(**settings), store=store
+        model, example or inputs(4), dynamic=dynamic, options=CompileOptions(**settings), store=store
     )
 
 

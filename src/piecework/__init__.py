@@ -11,9 +11,12 @@ from typing import Any
 _PLACES = {
     "compile": "piecework.api.programs",
     "load": "piecework.api.programs",
+    "capture": "piecework.api.captures",
     "Program": "piecework.runtime.program",
     "LLM": "piecework.api.llm",
     "CompileOptions": "piecework.options",
+    "CaptureOptions": "piecework.capture_options",
+    "CapturedProgram": "piecework.runtime.replay",
     "DiskStore": "piecework.store.disk",
     "MemoryStore": "piecework.store.memory",
     "compilable": "piecework.values.declaration",

@@ -12,6 +12,7 @@ from piecework.capture_events import CaptureFailed, Moved, Refreshed, Released, 
 from piecework.errors import CaptureError
 from piecework.events import ignore
 from piecework.ops.count import COUNT
+from piecework.runtime.buffers import StaticInputs
 from piecework.runtime.captured import Borrowed, CapturedSize, Parts
 from piecework.runtime.idle import capture_within
 from piecework.runtime.permission import capturing, check_permission
@@ -154,6 +155,11 @@ class CapturedProgram:
                 self.refused[phase, size] = f"size {size} does not fit the memory budget"
             else:
                 self.sizes[phase, size] = made
+
+    @property
+    def inputs(self) -> StaticInputs:
+        """The memory that inputs are copied to."""
+        return self._parts.inputs
 
     def explain(self) -> tuple[Coverage, ...]:
         """Return which token counts are served by what, and which by nothing and why; each row prints as a line."""

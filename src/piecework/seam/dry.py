@@ -110,9 +110,9 @@ class DryDevice:
         """Call compiled code, as operators or as one entry of the tape."""
         if not self._by_call or self._tape is None:
             return call(*arguments)
+        tape = self._tape
         with self._paused():
-            found = call(*arguments)
-        return self._record("a compiled piece", call, tuple(arguments), {}, found)
+            return self._record("a compiled piece", call, tuple(arguments), {}, call(*arguments), tape)
 
     def watch(self, around: Around) -> contextlib.AbstractContextManager[Any]:
         return Watching(around)
@@ -188,11 +188,11 @@ class DryDevice:
                 return declared.body(*args, **kwargs)
         self._refuse(name, short, operator, args)
         if operator._schema.is_mutable:
-            return self._write(name, operator, args, kwargs)
+            return self._write(name, operator, args, kwargs, self._tape)
         found = operator(*args, **kwargs)
         if short in _ALLOCATIONS:
             return self._rehome(found)[0]
-        return self._record(name, operator, args, kwargs, found)
+        return self._record(name, operator, args, kwargs, found, self._tape)
 
     def _refuse(self, name: str, short: str, operator: Any, args: tuple[Any, ...]) -> None:
         dynamic = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operator.tags))
@@ -203,7 +203,9 @@ class DryDevice:
         if short in _HOST_READS or dynamic:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
 
-    def _write(self, name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _write(
+        self, name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tape: list[Entry]
+    ) -> Any:
         """Put an operator that writes to its arguments on the tape without doing it: recording does no work."""
         copies: dict[int, Tensor] = {}
 
@@ -216,16 +218,17 @@ class DryDevice:
 
         found = operator(*map_leaves(copy, list(args), "args"), **map_leaves(copy, dict(kwargs), "kwargs"))
         own = map_leaves(lambda _, leaf: copies.get(id(leaf), leaf), found, "result")
-        return self._record(name, operator, args, kwargs, own)
+        return self._record(name, operator, args, kwargs, own, tape)
 
-    def _record(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any, found: Any) -> Any:
+    def _record(
+        self, name: str, call: Callable[..., Any], args: Any, kwargs: Any, found: Any, tape: list[Entry]
+    ) -> Any:
         """Put a call on the tape; fresh results move to the pool, views and written arguments stay what they are."""
         given = {id(leaf): leaf for _, leaf in leaves([args, kwargs], "a") if isinstance(leaf, Tensor)}
         known = {leaf.untyped_storage().data_ptr() for leaf in given.values() if leaf.numel()}
         result, homes = self._rehome(found, known)
         is_view = name.startswith("aten::") and not _is_mutable(call) and not any(home is not None for home in homes)
         if not is_view:
-            assert self._tape is not None
             for leaf in given.values():
                 self._note_outside(name, leaf)
             entry_args = map_leaves(
@@ -235,7 +238,7 @@ class DryDevice:
                 lambda _, leaf: alias_of(leaf) if isinstance(leaf, Tensor) else leaf, dict(kwargs), "kwargs"
             )
             weak = tuple(alias_of(home) if home is not None else None for home in homes)
-            self._tape.append(Entry(name, call, entry_args, entry_kwargs, weak))
+            tape.append(Entry(name, call, entry_args, entry_kwargs, weak))
         return result
 
     def _rehome(self, found: Any, known: set[int] | None = None) -> tuple[Any, list[Tensor | None]]:

@@ -1,0 +1,117 @@
+"""pw.capture: a program, or a model that was never traced, becomes a captured program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from piecework.api.stores import report_to_log
+from piecework.capture_options import CaptureOptions
+from piecework.errors import OptionError
+from piecework.events import Observer
+from piecework.runtime.program import Program
+from piecework.runtime.replay import CapturedProgram
+from piecework.seam.cuda import CudaDevice
+from piecework.seam.dry import DryDevice
+from piecework.stages.capture import capture as capture_source
+from piecework.stages.capture import model_source, program_source
+from piecework.stages.capture.sources import Source
+from piecework.values.declaration import Dynamic
+from piecework.values.device import Device
+from piecework.values.phases import default_capture
+
+DRY = "dry"
+
+
+def capture(
+    target: Program | torch.nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    dynamic: Dynamic | None = None,
+    max_num_batched_tokens: int | None = None,
+    options: CaptureOptions | None = None,
+    device: str = "",
+    owners: Mapping[str, Any] | None = None,
+    steps: Callable[[str, int], Any] | None = None,
+    phase_of: Callable[[], str] | None = None,
+    fixed: Mapping[str, torch.Tensor] | None = None,
+    whole_forward: Callable[[int], Program] | None = None,
+    observer: Observer | None = None,
+) -> CapturedProgram:
+    """Capture a program, or with example inputs a model as it is, and return the program that replays it.
+
+    The device is that of the weights. `dry`, asked for by name, records on the CPU what a GPU would, for tests.
+    `owners` name who holds tensors that graphs read, such as caches; the model is known without it. `steps` makes the
+    worst-case step of a phase and a size, `phase_of` tells the phase of a call, `fixed` are inputs that are passed at
+    one address in every call, `whole_forward` compiles the forward for one decode size.
+
+    Raises CaptureError where capture fails, and OptionError where it has no meaning, each with the reason.
+    """
+    source = _source(target, example_inputs, dynamic, max_num_batched_tokens)
+    platform = _platform(source, device)
+    plan = (options or CaptureOptions()).resolve(platform, source.mode, source.largest)
+    whole = None
+    if whole_forward is not None:
+        make = whole_forward
+
+        def whole(size: int) -> Source:
+            return program_source(make(size))
+
+    return capture_source(
+        source,
+        plan,
+        _device(platform, source),
+        owners=owners,
+        steps=steps,
+        phase_of=phase_of,
+        fixed=fixed,
+        whole_forward=whole,
+        observer=observer or report_to_log,
+    )
+
+
+def _source(
+    target: Program | torch.nn.Module,
+    example: Sequence[Any] | Mapping[str, Any] | None,
+    dynamic: Dynamic | None,
+    largest: int | None,
+) -> Source:
+    given = {"example_inputs": example, "dynamic": dynamic, "max_num_batched_tokens": largest}
+    if isinstance(target, Program):
+        for name, value in given.items():
+            if value is not None:
+                raise OptionError(
+                    f"`{name}` has no meaning for a program, which knows its own", hint=f"leave `{name}` out"
+                )
+        return program_source(target)
+    for name in ("example_inputs", "max_num_batched_tokens"):
+        if given[name] is None:
+            raise OptionError(
+                f"`{name}` is missing, and a model that was never traced does not tell it",
+                hint=f"give `{name}`, or compile the model and capture the program",
+            )
+    assert example is not None and largest is not None
+    return model_source(target, example, dynamic, largest)
+
+
+def _platform(source: Source, device: str) -> str:
+    """Return where graphs are recorded: the weights' own device, or the dry one where it is asked for by name."""
+    own = source.device.type
+    kind = device.partition(":")[0] or own
+    if kind not in ("cuda", "cpu", DRY):
+        raise OptionError(f"device `{device}` cannot record graphs", hint="leave `device` out, or give `dry` for tests")
+    if kind == "cpu":
+        _, reason = default_capture(kind, source.mode)["decode"]
+        raise OptionError(reason, hint='put the model on `cuda`, or capture with device="dry" to test')
+    if own != ("cpu" if kind == DRY else kind):
+        raise OptionError(
+            f"a program on `{own}` cannot be captured on `{kind}`", hint="leave `device` out: the weights tell it"
+        )
+    return kind
+
+
+def _device(platform: str, source: Source) -> Device:
+    # Kernels of compiled pieces go round the dispatcher, so a dry device records each piece as one call.
+    return CudaDevice(source.device.index) if platform == "cuda" else DryDevice(by_call=source.program is not None)
