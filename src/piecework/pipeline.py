@@ -146,7 +146,9 @@ def find_or_build(
 
 
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
-    """Trace, cut and compile a model into the store; return its record's key and the record. Nothing is run.
+    """Trace, cut and compile a model into the store; return its record's key and the record.
+
+    Nothing is run but new artifacts, each beside its text.
 
     Where the model branches on sizes there are several traces, each with a record; the first names the others.
     """

@@ -51,7 +51,7 @@ def make_app() -> App:
     from cyclopts import App
 
     import piecework
-    from piecework.cli import commands, doctor, look, store
+    from piecework.cli import bisect, commands, doctor, look, store
 
     app = App(
         name="piecework",
@@ -59,7 +59,8 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    for command in (commands.generate, commands.build, look.explain, look.dump, look.check, doctor.doctor):
+    looking = (look.explain, look.dump, look.check, bisect.bisect, doctor.doctor)
+    for command in (commands.generate, commands.build, *looking):
         app.command(command)
     app.command(store.make_app())
     return app
