@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from piecework.cli.flags import (
+    CAPTURE_DEFAULTS,
     COMPILE_DEFAULTS,
     MODEL_DEFAULTS,
     OUTPUT_DEFAULTS,
     STORE_DEFAULTS,
+    CaptureFlags,
     CompileFlags,
     Model,
     ModelFlags,
@@ -42,9 +44,11 @@ def generate(
     model_flags: ModelFlags = MODEL_DEFAULTS,
     compile_flags: CompileFlags = COMPILE_DEFAULTS,
     store_flags: StoreFlags = STORE_DEFAULTS,
+    capture_flags: CaptureFlags = CAPTURE_DEFAULTS,
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> None:
     """Compile what is missing, then continue each prompt greedily."""
+    from piecework.cli.capture import check_capture
     from piecework.cli.config import parse_numbers
     from piecework.cli.start import starting
     from piecework.errors import OptionError
@@ -56,6 +60,7 @@ def generate(
     if max_tokens < 1:
         raise OptionError(f"`--max-tokens` is `{max_tokens}`", hint="give a whole number from 1 up")
     with starting(compile_flags, store_flags) as start:
+        check_capture(capture_flags, model_flags.device, start.settings.options)
         from piecework.api.llm import LLM
 
         llm = LLM(

@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 MODEL_GROUP = Group.create_ordered("Model")
 COMPILE_GROUP = Group.create_ordered("Compilation")
 STORE_GROUP = Group.create_ordered("Store")
+CAPTURE_GROUP = Group.create_ordered("Capture")
 OUTPUT_GROUP = Group.create_ordered("Output")
 
 
@@ -101,6 +102,27 @@ class StoreFlags:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class CaptureFlags:
+    """What is captured as graphs; what cannot be honoured is refused."""
+
+    cudagraph_mode: Annotated[
+        str | None,
+        flag(CAPTURE_GROUP, "NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.", metavar="MODE"),
+    ] = None
+    cudagraph_capture_sizes: Annotated[
+        str | None, flag(CAPTURE_GROUP, "The sizes to capture, as 1,2,4.", metavar="SIZES")
+    ] = None
+    cuda_graph_backend_decode: Annotated[
+        str | None, flag(CAPTURE_GROUP, "disabled, full, breakable or tc_piecewise.", metavar="BACKEND")
+    ] = None
+    cuda_graph_backend_prefill: Annotated[
+        str | None, flag(CAPTURE_GROUP, "The same, for steps that are not decode.", metavar="BACKEND")
+    ] = None
+    disable_cuda_graph: Annotated[bool | None, flag(CAPTURE_GROUP, "Capture nothing.")] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class OutputFlags:
     """What is printed."""
 
@@ -112,4 +134,5 @@ class OutputFlags:
 MODEL_DEFAULTS = ModelFlags()
 COMPILE_DEFAULTS = CompileFlags()
 STORE_DEFAULTS = StoreFlags()
+CAPTURE_DEFAULTS = CaptureFlags()
 OUTPUT_DEFAULTS = OutputFlags()

@@ -39,6 +39,7 @@ def explain(
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> None:
     """Show what is cut where and by whom, which pieces are equal, and what is stored; compile nothing."""
+    from piecework.cli.capture import capture_lines
     from piecework.cli.output import print_json
     from piecework.cli.start import starting
 
@@ -47,6 +48,7 @@ def explain(
         found: dict[str, Any] = {}
         if output.json or not options:
             found = _explain(model, model_flags, start, with_guards=guards)
+            found["capture"] = capture_lines(model_flags.device, start.settings.options)
     if output.json:
         print_json({**found, "options": chosen})
         return

@@ -17,6 +17,7 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         *(f"ranges      {name}: {', '.join(cuts)}" for name, cuts in found["sizes"].items()),
         f"artifacts   {found['artifacts']}, of which {len(found['missing_artifacts'])} are not stored",
         "cut at      " + (", ".join(_declared(name, found) for name in found["split_ops"]) or "nothing: one piece"),
+        *(f"capture     {line}" for line in found.get("capture", [])),
         "",
         *(line for piece in found["pieces"] for line in _piece_lines(piece)),
         "",

@@ -52,6 +52,19 @@ def coverage(
     return tuple(rows)
 
 
+def summarize(plan: CapturePlan, largest: int) -> list[str]:
+    """Say in a line for each phase how it is captured, by how many sizes, and what no size serves."""
+    lines = []
+    for phase in (plan.decode, plan.prefill):
+        line = f"{phase.phase}: {phase.capture}, {phase.reason}"
+        if phase.is_captured:
+            gaps = ", ".join(f"{gap.low}-{gap.high}" for gap in uncovered(phase.rungs, largest))
+            line += f"; {len(phase.rungs)} sizes serve up to {phase.sizes[-1]} tokens"
+            line += f", and none serves {gaps}" if gaps else ""
+        lines.append(line)
+    return lines
+
+
 def _rung(
     phase: PhaseCapture,
     index: int,

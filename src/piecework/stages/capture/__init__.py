@@ -135,7 +135,8 @@ def _settle_phase(source: Source, phase: PhaseCapture, plan: CapturePlan, observ
 
 def _owners(source: Source, owners: Mapping[str, Any] | None) -> Owners:
     """Return who is known to hold tensors: whom the caller named, else the model; and always the program itself."""
-    roots = dict(owners) if owners is not None else {"": source.model} if source.model is not None else {}
+    own: dict[str, Any] = {"": source.model} if source.model is not None else {}
+    roots = dict(owners) if owners is not None else own
     if source.program is not None:
         roots["program" if roots else ""] = source.program
     return Owners(roots)
