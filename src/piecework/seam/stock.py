@@ -14,14 +14,14 @@ def compile_stock(model: torch.nn.Module, observer: Observer, backend: str = "in
     """Return `torch.compile(model)`; each compile after the first call has ended is a `Recompiled` event."""
     import torch._dynamo
 
-    compile_graph = torch._dynamo.lookup_backend(backend)
+    compile_graph: Any = torch._dynamo.lookup_backend(backend)
     calls = 0
 
     def counting(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if calls:
             sizes = ", ".join(str(list(value.shape)) for value in inputs if isinstance(value, torch.Tensor))[:200]
             observer(Recompiled(reason=f"a guard failed at call {calls + 1}; inputs of sizes {sizes}"))
-        return compile_graph(graph, inputs)  # type: ignore[no-any-return, operator]
+        return compile_graph(graph, inputs)  # type: ignore[no-any-return]
 
     compiled = torch.compile(model, backend=counting)
 

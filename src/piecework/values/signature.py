@@ -29,7 +29,8 @@ class TensorSpec:
 
     def __str__(self) -> str:
         strides = "" if self.stride is None else f" strides[{', '.join(map(str, self.stride))}]"
-        return f"{'weight ' if self.is_weight else ''}{self.dtype}[{', '.join(map(str, self.shape))}]{strides} {self.device}"
+        weight, sizes = "weight " if self.is_weight else "", ", ".join(map(str, self.shape))
+        return f"{weight}{self.dtype}[{sizes}]{strides} {self.device}"
 
     def as_weight(self) -> TensorSpec:
         return replace(self, is_weight=True)
