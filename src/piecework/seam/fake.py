@@ -35,7 +35,9 @@ def without_weights(model: torch.nn.Module, arguments: Mapping[str, Any], device
             fakes[id(tensor)] = torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
         return fakes[id(tensor)]
 
-    owners: list[dict[str, Any]] = [table for module in model.modules() for table in (module._parameters, module._buffers)]
+    owners: list[dict[str, Any]] = []
+    for module in model.modules():
+        owners += [module._parameters, module._buffers]
     originals = [dict(table) for table in owners]
     try:
         for table in owners:
