@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from house.source_tree import ROOT
-from piecework import options
+from piecework import capture_options, options
 
 PAGE = ROOT / "docs/options.md"
 
@@ -19,13 +19,18 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 
-def fields_table() -> str:
+def fields_table(model: type = options.CompileOptions) -> str:
     """List every option: its default, whether it is keyed, what it says."""
     rows = [
         [f"`{field.name}`", f"`{field.default!r}`", "yes" if field.metadata["keyed"] else "no", field.metadata["text"]]
-        for field in dataclasses.fields(options.CompileOptions)
+        for field in dataclasses.fields(model)
     ]
     return table(["option", "default", "keyed", "what it says"], rows)
+
+
+def capture_table() -> str:
+    """List the options of capture."""
+    return fields_table(capture_options.CaptureOptions)
 
 
 def levels_table() -> str:
@@ -35,7 +40,9 @@ def levels_table() -> str:
     return table(["level", *names], rows)
 
 
-@pytest.mark.parametrize(("mark", "make"), [("fields", fields_table), ("levels", levels_table)])
+@pytest.mark.parametrize(
+    ("mark", "make"), [("fields", fields_table), ("levels", levels_table), ("capture", capture_table)]
+)
 def test_the_page_holds_the_tables(mark: str, make: Callable[[], str], request: pytest.FixtureRequest) -> None:
     text = PAGE.read_text()
     between = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- end of {mark} -->)", re.DOTALL)

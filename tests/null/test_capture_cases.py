@@ -1,8 +1,7 @@
-"""Cases in which captured programs go wrong elsewhere, on a dry device; each beside a broken twin that shows it."""
+"""Memory that graphs read, where captured programs go wrong elsewhere; each case beside a broken twin."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,64 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture_toys import WIDTH, captured, compiled, operator
-from piecework.capture_events import Lowered, Moved
+from capture_rows import ROWS, Rows, replaying, rows
+from capture_toys import WIDTH, captured, compiled
+from piecework.capture_events import Moved
 from piecework.errors import CaptureError, InputError
 from piecework.events import Recorder
-from piecework.ops.count import true_count
-from piecework.runtime.captured import Borrowed
 from piecework.runtime.segments import CopyingCall
 from piecework.seam.dry import DryDevice
-
-ROWS = {"x": {0: "tokens"}}
-LENGTHS = {"longest": 1}
-
-
-def _count(x: Tensor) -> Tensor:
-    return x * true_count(x.shape[0])
-
-
-def _padded_count(x: Tensor) -> Tensor:
-    return x * x.shape[0]
-
-
-def _decide(x: Tensor) -> Tensor:
-    return x * (1 + LENGTHS["longest"] // 1000)
-
-
-def _noise(x: Tensor) -> Tensor:
-    return x + torch.rand_like(x)
-
-
-operator("count(Tensor x) -> Tensor", _count, torch.empty_like, support="never")
-operator("padded_count(Tensor x) -> Tensor", _padded_count, torch.empty_like, support="never")
-operator("decide(Tensor x) -> Tensor", _decide, torch.empty_like, support="never")
-operator("decide_claimed(Tensor x) -> Tensor", _decide, torch.empty_like, support="always")  # it lies
-operator("noise(Tensor x) -> Tensor", _noise, torch.empty_like, support="always")
-
-
-class Rows(torch.nn.Module):
-    """A product of rows with an operator of the tests between."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH), requires_grad=False)
-        self.name = name
-
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        x = getattr(torch.ops.capture_toys, self.name)(x @ self.weight)
-        return torch.relu(x) + 1 if bias is None else torch.relu(x) + bias
-
-
-def rows(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-
-def replaying(name: str, capture: str, **options: Any) -> tuple[Rows, Any]:
-    """Capture a model of rows that was never traced: its operators stand outside the graphs, or in one."""
-    model = Rows(name)
-    return model, captured(model, mode="none", example=(rows(4),), dynamic=ROWS, decode=capture, **options)
 
 
 class Derived(torch.nn.Module):
@@ -225,102 +173,3 @@ def test_poison_is_what_shows_it() -> None:
     stale = replayed(rows(4, 2))
     assert not stale.isnan().any()
     torch.testing.assert_close(stale, Rows("fresh")(rows(4, 1)))
-
-
-def test_c58_full_capture_with_an_operator_that_may_not_be_captured_is_refused() -> None:
-    model = Rows("count")
-    program = compiled(model, (rows(4),), dynamic=ROWS)
-    with pytest.raises(CaptureError) as caught:
-        captured(model, program=program, decode="full")
-    assert "decode cannot be captured `full`: `capture_toys::count` (never)" in caught.value.message
-    with pytest.raises(CaptureError, match="`capture_toys::count` \\(never\\)"):
-        replaying("count", "full")
-    # Twin: an operator that supports it is captured.
-    fine = Rows("noise")
-    captured(fine, program=compiled(fine, (rows(4),), dynamic=ROWS), decode="full", decode_sizes=(4,))
-
-
-def test_c58_what_is_lowered_on_request_is_an_event_and_stands_in_explain() -> None:
-    model, seen = Rows("count"), Recorder()
-    program = compiled(model, (rows(4),), dynamic=ROWS)
-    replayed = captured(model, program=program, decode="full", lower=True, decode_sizes=(4,), observer=seen)
-    (event,) = seen.of(Lowered)
-    assert (event.asked, event.capture, event.operators) == ("full", "piecewise", ("capture_toys::count",))
-    assert str(replayed.explain()[0]) == "decode 1-4: piecewise, size 4, 75% padding at most; captured"
-    assert str(replayed.explain()[1]) == "decode 5-64: without graphs: no captured size serves them"
-    assert str(replayed.explain()[2]).startswith("prefill 1-64: without graphs: ")
-    torch.testing.assert_close(replayed(rows(3)), model(rows(3)))
-
-
-def test_c59_results_of_earlier_calls_stay_as_they_were() -> None:
-    model, replayed = replaying("fresh", "full", decode_sizes=(4,))
-    first = replayed(rows(4, 1))
-    kept = first.clone()
-    second = replayed(rows(4, 2))
-    assert torch.equal(first, kept)
-    assert not torch.equal(first, second)
-    torch.testing.assert_close(replayed(replayed(rows(4))), model(model(rows(4))))
-
-
-def test_c59_borrowed_results_expire_with_the_next_step() -> None:
-    model, replayed = replaying("fresh", "full", decode_sizes=(4,), results="borrowed")
-    first = replayed(rows(4, 1))
-    assert isinstance(first, Borrowed)
-    memory = first.value
-    torch.testing.assert_close(memory, model(rows(4, 1)))
-    replayed(rows(4, 2))
-    with pytest.raises(CaptureError, match="a borrowed result was read after the next step had begun"):
-        _ = first.value
-    # Twin: the memory itself, kept all the same, holds the next step's numbers.
-    torch.testing.assert_close(memory, model(rows(4, 2)))
-
-
-def test_c61_a_decision_on_the_host_is_taken_anew_at_each_replay() -> None:
-    LENGTHS["longest"] = 1
-    model, replayed = replaying("decide", "breakable", decode_sizes=(4,))
-    for longest in (1, 5000, 2500):
-        LENGTHS["longest"] = longest
-        torch.testing.assert_close(replayed(rows(4)), model(rows(4)))
-    with pytest.raises(CaptureError, match="`capture_toys::decide` \\(never\\) may not stand inside its graph"):
-        replaying("decide", "full")
-
-
-def test_c61_twin_an_operator_that_claims_support_it_lacks_keeps_the_decision_of_the_capture() -> None:
-    LENGTHS["longest"] = 1
-    model, replayed = replaying("decide_claimed", "full", decode_sizes=(4,))
-    torch.testing.assert_close(replayed(rows(4)), model(rows(4)))
-    LENGTHS["longest"] = 5000
-    assert not torch.allclose(replayed(rows(4)), model(rows(4)))
-    LENGTHS["longest"] = 1
-
-
-@pytest.mark.parametrize("mode", ["piecewise", "none"])
-def test_c62_an_operator_that_waits_for_the_device_is_named_and_all_works_afterwards(mode: str) -> None:
-    model, device = Rows("pick"), DryDevice()
-    program = compiled(model, (rows(4),), dynamic=ROWS) if mode == "piecewise" else None
-    sizes = (1, 2, 3, 4)  # it sums over its rows, so none may be padded
-    given = {"mode": mode, "program": program, "example": (rows(4),), "dynamic": ROWS, "decode_sizes": sizes}
-    with pytest.raises(CaptureError) as caught:
-        captured(model, device=device, decode="full", **given)
-    assert "capture of size 4 of decode (`full`) failed at `" in caught.value.message
-    assert "capture_toys::pick" in caught.value.message
-    assert "operation not permitted when stream is capturing" in caught.value.message
-    assert not device.is_capturing()
-    torch.testing.assert_close(model(rows(4)), model(rows(4)))
-    capture = "piecewise" if mode == "piecewise" else "breakable"
-    again = captured(model, device=device, decode=capture, **given)
-    torch.testing.assert_close(again(rows(4)), model(rows(4)))
-
-
-def test_c62_random_numbers_are_new_at_each_replay() -> None:
-    _, replayed = replaying("noise", "full", decode_sizes=(4,))
-    assert not torch.equal(replayed(rows(4)), replayed(rows(4)))
-
-
-def test_c62_twin_a_number_drawn_on_the_host_is_frozen() -> None:
-    class HostNoise(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * random.random()
-
-    replayed = captured(HostNoise(), mode="none", example=(rows(4),), dynamic=ROWS, decode="full", decode_sizes=(4,))
-    assert torch.equal(replayed(rows(4)), replayed(rows(4)))

@@ -149,6 +149,23 @@ def test_pw_capture_takes_a_program_or_a_model() -> None:
     assert never_traced.counts == {("decode", "breakable"): 1}
 
 
+def test_the_whole_forward_is_compiled_for_small_decode_sizes() -> None:
+    model, made = toy(), []
+
+    def whole(size: int, mode: str) -> pw.Program:
+        made.append((size, mode))
+        return compiled(model, mode="trace_once", max_num_batched_tokens=size, ranges=((1, size),))
+
+    options = pw.CaptureOptions(decode="full", decode_sizes=(1, 2, 4), prefill="none", whole_forward_max=2)
+    replayed = pw.capture(compiled(model), options=options, device="dry", whole_forward=whole)
+    assert made == [(2, "max-autotune-no-cudagraphs"), (1, "max-autotune-no-cudagraphs")]
+    for count in (1, 2, 3, 4):
+        torch.testing.assert_close(replayed(*inputs(count)), model(*inputs(count)))
+    assert replayed.counts == {("decode", "full"): 4}
+    with pytest.raises(OptionError, match="nothing was given that compiles it"):
+        pw.capture(compiled(model), options=options, device="dry")
+
+
 def test_pw_capture_refuses_by_name_what_it_cannot_do() -> None:
     model = toy()
     program = compiled(model)
@@ -162,3 +179,6 @@ def test_pw_capture_refuses_by_name_what_it_cannot_do() -> None:
         pw.capture(model, device="dry")
     with pytest.raises(OptionError, match="`dynamic` has no meaning for a program"):
         pw.capture(program, dynamic=DYNAMIC, device="dry")
+    chosen = pw.CaptureOptions(decode="piecewise", decode_compiler="eager", prefill="none")
+    with pytest.raises(OptionError, match="`decode_compiler` has no meaning here: what is captured was compiled"):
+        pw.capture(program, options=chosen, device="dry")

@@ -37,7 +37,7 @@ def capture(
     steps: Callable[[str, int], Any] | None = None,
     phase_of: Callable[[], str] | None = None,
     fixed: Mapping[str, torch.Tensor] | None = None,
-    whole_forward: Callable[[int], Program] | None = None,
+    whole_forward: Callable[[int, str], Program] | None = None,
     observer: Observer | None = None,
 ) -> CapturedProgram:
     """Capture a program, or with example inputs a model as it is, and return the program that replays it.
@@ -45,20 +45,21 @@ def capture(
     The device is that of the weights. `dry`, asked for by name, records on the CPU what a GPU would, for tests.
     `owners` name who holds tensors that graphs read, such as caches; the model is known without it. `steps` makes the
     worst-case step of a phase and a size, `phase_of` tells the phase of a call, `fixed` are inputs that are passed at
-    one address in every call, `whole_forward` compiles the forward for one decode size.
+    one address in every call, `whole_forward` compiles the forward for one decode size, in the mode that it is told.
 
     Raises CaptureError where capture fails, and OptionError where it has no meaning, each with the reason.
     """
     source = _source(target, example_inputs, dynamic, max_num_batched_tokens)
     platform = _platform(source, device)
     plan = (options or CaptureOptions()).resolve(platform, source.mode, source.largest)
-    whole = None
-    if whole_forward is not None:
-        make = whole_forward
-
-        def whole(size: int) -> Source:
-            return program_source(make(size))
-
+    for phase in (plan.decode, plan.prefill):
+        if phase.compiler:
+            name = f"{phase.phase}_compiler"
+            raise OptionError(
+                f"`{name}` has no meaning here: what is captured was compiled already, or is not compiled",
+                hint=f"leave `{name}` out, and compile by `{phase.compiler}` before: pw.compile(..., options)",
+            )
+    mode = plan.whole_forward.compiler_mode
     return capture_source(
         source,
         plan,
@@ -67,7 +68,7 @@ def capture(
         steps=steps,
         phase_of=phase_of,
         fixed=fixed,
-        whole_forward=whole,
+        whole_forward=None if whole_forward is None else lambda size: program_source(whole_forward(size, mode)),
         observer=observer or report_to_log,
     )
 
