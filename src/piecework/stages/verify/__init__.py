@@ -18,7 +18,7 @@ from piecework.errors import PieceworkError
 from piecework.seam.evaluate import is_random, operators_of
 from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.seam.loader import load
-from piecework.stages.verify.beside import CANNOT_RUN, Expected, expect
+from piecework.stages.verify.beside import CANNOT_RUN, Expected, Widened, expect
 from piecework.stages.verify.draw import Source
 from piecework.stages.verify.sizes import sizes_to_try
 from piecework.values.artifact import TEXT, Artifact, LoadedPiece
@@ -86,16 +86,19 @@ class Verification:
 
 
 def _try_all(piece: PieceGraph, box: Box, loaded: LoadedPiece, source: Source, origin: str) -> Verdict:
-    _run_eager({name: size.low for name, size in box.items()}, source)  # finds what kind of inputs suits it
+    widened = Widened()
+    low = {name: size.low for name, size in box.items()}
+    first = _run_eager(low, source, widened)  # finds what kind of inputs suits it
     points, rows = sizes_to_try(piece, box, source)
     errors: dict[str, list[float | None]] = {}
     reason = ""
     for sizes in points:
         where = ",".join(f"{name}={size}" for name, size in sizes.items()) or "static"
-        found, why = _try_one(sizes, loaded, source)
-        if found is None:
+        expected, why = first if sizes == low else _run_eager(sizes, source, widened)
+        if expected is None:
             reason = reason or f"eager does not run on inputs drawn for `{where}`: {why}"
             continue
+        found = expected.against(loaded)
         errors[where] = [_plain(each) for each in found]
         fault = next((each.fault for each in found if each.is_fault), "")
         if fault:
@@ -113,26 +116,20 @@ def _plain(found: Difference) -> float | None:
     return float(f"{found.error:.2g}") if math.isfinite(found.error) else -1.0
 
 
-def _try_one(sizes: Mapping[str, int], loaded: LoadedPiece, source: Source) -> tuple[list[Difference] | None, str]:
-    """Compare at one size; where eager does not run there, say why."""
-    expected, why = _run_eager(sizes, source)
-    return (None, why) if expected is None else (expected.against(loaded), "")
-
-
-def _run_eager(sizes: Mapping[str, int], source: Source) -> tuple[Expected | None, str]:
+def _run_eager(sizes: Mapping[str, int], source: Source, widened: Widened) -> tuple[Expected | None, str]:
     """Run the text on drawn inputs; where they do not suit it, draw others: smaller indices, floats above zero."""
     why = ""
     for most in (source.most, 2, 1):
         source.most = most
         try:
-            expected = expect(source.piece, source.draw(sizes))
+            expected = expect(source.piece, source.draw(sizes), widened)
         except CANNOT_RUN as error:
             why = f"`{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}`"
             continue
         if source.is_positive or not any(map(_is_void, expected.eager)):
             return expected, ""
         source.is_positive = True
-        return _run_eager(sizes, source)
+        return _run_eager(sizes, source, widened)
     return None, why
 
 

@@ -23,7 +23,7 @@ from piecework.seam.evaluate import (
 from piecework.seam.fx import PieceGraph
 from piecework.values.artifact import LoadedPiece
 from piecework.values.difference import Difference, compare, copy_of
-from piecework.values.signature import TensorSpec
+from piecework.values.signature import Spec, TensorSpec
 from piecework.values.tolerance import reference_dtype
 
 CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError, PieceworkError)
@@ -73,14 +73,17 @@ class Expected:
         return max((each.error for each in found if math.isfinite(each.error)), default=0.0)
 
 
-def expect(piece: PieceGraph, values: Sequence[Any]) -> Expected:
-    """Run the text on inputs, which stay as they are; raise what it raises."""
+def expect(piece: PieceGraph, values: Sequence[Any], widened: Widened | None = None) -> Expected:
+    """Run the text on inputs, which stay as they are; raise what it raises.
+
+    `widened` keeps weights in higher precision from one call to the next.
+    """
     eager = _run(piece, values, Change(fill=_FILLS[0]))
     settled: list[Tensor | None] = [None] * len(eager)
     if is_unsettled(piece):
         again = _run(piece, values, Change(fill=_FILLS[1]))
         settled = [_is_settled(one, two) for one, two in zip(eager, again, strict=True)]
-    return Expected(piece, values, _result_names(piece), eager, _reference(piece, values, eager), settled)
+    return Expected(piece, values, _result_names(piece), eager, _reference(piece, values, eager, widened), settled)
 
 
 def _run(piece: PieceGraph, values: Sequence[Any], change: Change) -> list[Any]:
@@ -94,7 +97,9 @@ def _is_settled(one: Any, two: Any) -> Tensor | None:
     return (one == two) | ((one != one) & (two != two)) if isinstance(one, Tensor) else None
 
 
-def _reference(piece: PieceGraph, values: Sequence[Any], eager: Sequence[Any]) -> list[Any] | None:
+def _reference(
+    piece: PieceGraph, values: Sequence[Any], eager: Sequence[Any], widened: Widened | None
+) -> list[Any] | None:
     """Run the text in higher precision; None where it cannot be, or gives something of another shape there."""
     floats = [spec.dtype for _, spec in piece.parameters if isinstance(spec, TensorSpec) and "float" in spec.dtype]
     dtypes = {reference_dtype(dtype) for dtype in floats} or {"float64"}
@@ -105,11 +110,37 @@ def _reference(piece: PieceGraph, values: Sequence[Any], eager: Sequence[Any]) -
     given = own_inputs(piece, values)
     if writes_in_place(piece):
         given = [value.to(_wide(value, wanted)) if isinstance(value, Tensor) else value for value in given]
+    elif widened is not None:
+        given = [widened.of(value, wanted) if _is_weight(spec) else value
+                 for value, (_, spec) in zip(given, piece.parameters, strict=True)]  # fmt: skip
     try:
         found = all_results(piece, evaluate(piece, given, Change(fill=_FILLS[0], dtype=wanted)), given)
     except CANNOT_RUN:
         return None
     return found if list(map(_shape, found)) == list(map(_shape, eager)) else None
+
+
+def _is_weight(spec: Spec) -> bool:
+    return isinstance(spec, TensorSpec) and spec.is_weight
+
+
+class Widened:
+    """Weights in higher precision, each made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def of(self, value: Tensor, wanted: torch.dtype) -> Tensor:
+        """Return a weight in the precision of the reference.
+
+        Tensors:
+            value  [...]  model
+            ->     [...]        wider
+        """
+        key = (id(value), _wide(value, wanted))
+        if key not in self._made:
+            self._made[key] = (value, value.to(key[1]))  # the weight is held, so that no other gets its identity
+        return self._made[key][1]
 
 
 def _wide(value: Tensor, wanted: torch.dtype) -> torch.dtype:

@@ -66,6 +66,7 @@ class Source:
         self.piece = piece
         self.is_positive = False
         self.most = 0
+        self.independent: dict[str, bool] = {}
         self._own = weights
         self._weights: dict[tuple[str, bool, int], Tensor] = {}
 

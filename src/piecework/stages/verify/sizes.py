@@ -24,14 +24,17 @@ from piecework.values.signature import TensorSpec
 
 MOST_ROWS = 512
 _MOST_BYTES = 1 << 30  # of all values together that eager makes at a size
-_MOST_WORK = 1 << 34  # rows times elements of weights, on a CPU
+_MOST_WORK = 1 << 29  # rows times elements of weights, on a CPU
 _FEW = 6
 
 
 def sizes_to_try(piece: PieceGraph, box: Box, source: Source) -> tuple[list[dict[str, int]], str]:
     """Return the sizes at which an artifact is tried, and whether rows are `independent` or `dependent`."""
     wide = [name for name, size in box.items() if size.high > max(MOST_ROWS, size.low)]
-    dependent = [name for name in wide if not _rows_are_independent(piece, box, name, source)]
+    for name in wide:
+        if name not in source.independent:
+            source.independent[name] = _rows_are_independent(piece, box, name, source)
+    dependent = [name for name in wide if not source.independent[name]]
     tops = {name: size.high for name, size in box.items()}
     for name in wide:
         if name not in dependent:
