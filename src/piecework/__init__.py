@@ -10,6 +10,7 @@ from typing import Any
 
 _PLACES = {
     "compile": "piecework.api.programs",
+    "compile_parts": "piecework.api.parts",
     "load": "piecework.api.programs",
     "capture": "piecework.api.captures",
     "Program": "piecework.runtime.program",

@@ -15,8 +15,12 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened, with when it began and ended (nanoseconds of the performance counter)."""
+    """Something that happened, with when it began and ended (nanoseconds of the performance counter).
 
+    `part` is the path of the model's part that it tells of, where a model is compiled in parts.
+    """
+
+    part: str = ""
     start_ns: int = field(default_factory=time.perf_counter_ns)
     end_ns: int = field(default_factory=time.perf_counter_ns)
 

@@ -71,7 +71,8 @@ CHECKS = {PROGRAM: _program_fault, ARTIFACT: _artifact_fault}
 
 def report_to_log(event: Any) -> None:
     """Log what a user must know: slower ways taken, and trouble in the store."""
+    part = f"{event.part}: " if event.part else ""
     if isinstance(event, FallBack):
-        log.warning("%s: %s", event.what, event.reason)
+        log.warning("%s%s: %s", part, event.what, event.reason)
     elif isinstance(event, StoreWarning):
         log.warning("store: `%s`: %s", event.path, event.reason)
