@@ -6,8 +6,8 @@ The bars: 128 layers need as many artifacts as 8, and at most 1.1 times the comp
 
 Each reading is a cold start of the toy (hidden 16, the attention operator opaque) in a fresh process with empty caches:
 traced, cut, compiled by Inductor for size 1 and for 2 to 8,192, bound, and compared with the model at one size. Seconds
-are processor seconds of the process and its compilers, which hardly notice a shared machine's neighbours; where the
-wall's are fewer, since importing the stages lies between two phases, those are given.
+are processor seconds of the process and its compilers, which hardly notice a shared machine's neighbours. Where the
+wall's are fewer those are given: importing the stages lies between two phases.
 """
 
 from __future__ import annotations
