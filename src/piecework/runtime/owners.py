@@ -34,13 +34,14 @@ class External:
     """A tensor that graphs read from outside: `bound` is what they read, held so that its memory stays theirs.
 
     `address` is where the owner's tensor lay when last looked at: that of `bound`, or of the original which
-    `bound` is a copy of.
+    `bound` is a copy of. One that is not watched moves only together with something that is.
     """
 
     place: Place
     bound: Tensor
     address: int
     is_weight: bool = False
+    is_watched: bool = True
 
 
 def places_of(root: Any, name: str = "") -> Iterator[Place]:
@@ -100,6 +101,7 @@ class AddressTable:
     def __init__(self) -> None:
         self._externals: list[External] = []
         self._known: set[tuple[int, Any]] = set()
+        self._watched: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
         self._containers: list[Any] = []
         self._keys: list[Any] = []
         self._members: list[Any] = []
@@ -123,6 +125,7 @@ class AddressTable:
         """Forget everything: what is captured next is recorded anew."""
         self._externals.clear()
         self._known.clear()
+        self._watched.clear()
         self.unowned.clear()
         self._compile()
 
@@ -133,6 +136,11 @@ class AddressTable:
             if known not in self._known:
                 self._known.add(known)
                 self._externals.append(external)
+        self._compile()
+
+    def watch(self, container: Any, key: Any) -> None:
+        """Take it for a sign that externals may have moved when `container[key]` is another object."""
+        self._watched[id(container), key] = (container, key, container[key])
         self._compile()
 
     def hold(self, name: str, tensor: Tensor) -> None:
@@ -148,16 +156,17 @@ class AddressTable:
         return address in self.unowned or address in self._bound_addresses
 
     def _compile(self) -> None:
-        checked: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
-        for external in self._externals:
+        checked = dict(self._watched)
+        watched = [external for external in self._externals if external.is_watched]
+        for external in watched:
             place = external.place
             for container, key, member in (*place.path, (place.container, place.key, place.tensor)):
                 checked[id(container), key] = (container, key, member)
         self._containers = [container for container, _, _ in checked.values()]
         self._keys = [key for _, key, _ in checked.values()]
         self._members = [member for _, _, member in checked.values()]
-        self._tensors = [external.place.tensor for external in self._externals]
-        self._addresses = [external.address for external in self._externals]
+        self._tensors = [external.place.tensor for external in watched]
+        self._addresses = [external.address for external in watched]
         self._bound_addresses = {_address(external.bound) for external in self._externals}
 
     def is_moved(self) -> bool:
@@ -174,8 +183,11 @@ class AddressTable:
         Another tensor over the same memory has not moved: it is looked at instead from here on.
         """
         self._externals = [_follow(external) for external in self._externals]
+        found = tuple((e, fault) for e in self._externals if (fault := _fault(e)))
+        if not found:
+            self._watched = {at: (c, key, c[key]) for at, (c, key, _) in self._watched.items()}
         self._compile()
-        return tuple((e, fault) for e in self._externals if (fault := _fault(e)))
+        return found
 
     def repair(self, find: Callable[[str], Place | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Copy what moved back to where graphs read it; return the names of what was copied, and of what cannot be.
@@ -198,13 +210,13 @@ class AddressTable:
         return tuple(copied), tuple(stuck)
 
 
-def external_of(place: Place, bound: Tensor, *, is_weight: bool = False) -> External:
+def external_of(place: Place, bound: Tensor, *, is_weight: bool = False, is_watched: bool = True) -> External:
     """Record one place as the owner of what graphs read as `bound`; a weight is what the program is bound to.
 
     Tensors:
         bound  [...]  any  fixed address while graphs that read it live
     """
-    return External(place, bound, place.tensor.data_ptr(), is_weight)
+    return External(place, bound, place.tensor.data_ptr(), is_weight, is_watched)
 
 
 def _address(tensor: Tensor) -> int:
@@ -258,4 +270,4 @@ def _mend(external: External, place: Place | None) -> External | None:
             place = dataclasses.replace(place, tensor=bound)
         else:
             return None
-    return External(place, bound, bound.data_ptr(), external.is_weight)
+    return dataclasses.replace(external, place=place, address=bound.data_ptr())

@@ -82,6 +82,11 @@ class Owners:
             for place in places_of(root.weights if isinstance(root, Program) else root, name)
         ]
 
+    @property
+    def programs(self) -> list[Program]:
+        """The programs among the owners."""
+        return [root for root in self._roots.values() if isinstance(root, Program)]
+
     def find(self, name: str) -> Place | None:
         return next((place for place in self.places() if place.name == name), None)
 
@@ -103,8 +108,11 @@ def record_externals(
     for name, tensor in weights.items():
         holders = by_address.get(_address(tensor), []) if tensor.numel() else []
         named = by_name.get(name)
-        for place in holders or ([named] if named is not None else []):
-            found.append(external_of(place, tensor, is_weight=True))
+        holders = holders or ([named] if named is not None else [])
+        # A program's own weights change when it is bound anew and never else, so one look at that stands for all.
+        shared = [place for place in holders if not any(place.container is p.weights for p in owners.programs)]
+        for place in holders:
+            found.append(external_of(place, tensor, is_weight=True, is_watched=not shared or place in shared))
     unowned = []
     for address, (operator, tensor) in census.read.items() if census is not None else ():
         holders = by_address.get(address, [])
@@ -114,6 +122,8 @@ def record_externals(
             table.hold(label, tensor)
             unowned.append(label)
     table.add(found)
+    for program in owners.programs:
+        table.watch(vars(program), "bound")
     return tuple(unowned)
 
 

@@ -53,6 +53,32 @@ def learn_rule(base: Named, size: int, smaller: Mapping[str, Named]) -> ResultRu
     return ResultRule(dims, numbers)
 
 
+def rename(rule: ResultRule, learned_of: BoundRun, run: BoundRun) -> ResultRule:
+    """Return a rule under the names of a program's run; both runs are of one model, and build their results alike."""
+    known, new = _paths_by_name(learned_of), {path: name for name, path in _paths_by_name(run).items()}
+
+    def renamed(name: str) -> str:
+        path = known.get(name, name)  # what was never traced names its values by their paths
+        if path not in new:
+            raise CaptureError(
+                f"the whole forward returns no `{path}`, which the program does",
+                hint="compile it from the same model and example inputs",
+            )
+        return new[path]
+
+    return ResultRule(
+        {renamed(name): dims for name, dims in rule.dims.items()},
+        {renamed(name): symbol for name, symbol in rule.numbers.items()},
+    )
+
+
+def _paths_by_name(run: BoundRun) -> dict[str, str]:
+    """Return where each value of a result stands in it."""
+    names = {id(mark): (name, mark) for name, mark in ((name, object()) for name in run.result.arguments)}
+    built = run.result.call(*(mark for _, mark in names.values()))
+    return {names[id(leaf)][0]: path for path, leaf in leaves(built, "result") if id(leaf) in names}
+
+
 def _require_rows(name: str, dim: int, here: int, there: int, size: int) -> None:
     if (here, there) != (size, size - 1):
         raise CaptureError(

@@ -22,7 +22,7 @@ from piecework.runtime.regions import BoundRun
 from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs
 from piecework.stages.capture.recorder import Observing, Recorder
-from piecework.stages.capture.results import ResultRule, plan_outputs
+from piecework.stages.capture.results import ResultRule, plan_outputs, rename
 from piecework.stages.capture.sources import MODEL, Source
 from piecework.stages.capture.trials import Steps, Trials, attributes_of, refuse_attribute_writes, step_tensors
 from piecework.stages.capture.walk import call_plainly, walk
@@ -140,7 +140,7 @@ class SizeMaker:
         Which opaque operators a model calls that was never traced shows here, so the phase may have to be lowered.
         """
         if self._learned.rule is None:
-            self._learned.rule = self._trials.learn_rule(source, phase)
+            self._learned.rule = self._trials.learn_rule(self._choice.base, phase)
         if phase.capture in self._learned.forms_seen:
             return phase
         self._learned.forms_seen.add(phase.capture)
@@ -202,7 +202,7 @@ class SizeMaker:
         held = self._device.used_bytes()
         try:
             with self._device.holding():
-                outputs, build = self._segments(source, phase, run, values, recorder)
+                outputs, build = self._segments(source, phase, size, run, values, recorder)
         except Exception as error:
             self._device.abort()
             for graph in recorder.graphs:
@@ -216,8 +216,9 @@ class SizeMaker:
         )  # fmt: skip
 
     def _segments(
-        self, source: Source, phase: PhaseCapture, run: BoundRun, values: Mapping[str, Any], recorder: Recorder
-    ) -> Any:
+        self, source: Source, phase: PhaseCapture, size: int, run: BoundRun, values: Mapping[str, Any],
+        recorder: Recorder,
+    ) -> Any:  # fmt: skip
         watched = recorder.around if phase.capture == BREAKABLE else recorder.follow
         with self._device.watch(watched) if run.regions[0].kind == MODEL else nullcontext():
             recorder.open()
@@ -225,9 +226,13 @@ class SizeMaker:
             found = walk(run, values, call)
             recorder.close()
         # The last results are held by their address alone from here on, so that the next size may use their memory.
-        positions = {name: index for index, name in enumerate(source.checked.passed)}
-        assert self._learned.rule is not None
-        return plan_outputs(run, found, self._learned.rule, positions, self._device.alias)
+        base = self._choice.base  # whose arguments a call passes
+        positions = {name: index for index, name in enumerate(base.checked.passed)}
+        rule = self._learned.rule
+        assert rule is not None
+        if source is not base:
+            rule = rename(rule, base.run_for(dict.fromkeys(base.symbols, size)), run)
+        return plan_outputs(run, found, rule, positions, self._device.alias)
 
     def _failure(
         self, source: Source, phase: PhaseCapture, size: int, run: BoundRun, values: Mapping[str, Any],
