@@ -64,6 +64,11 @@ def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_s
             if not sides:
                 raise
             raise _unserved(error, here, sides[0].bounds) from error
+        except GuardError:
+            if not may_split or _width(here) != 2:
+                raise
+            waiting += _singles(here)  # two sizes that the model tells apart: neither stands for the other
+            continue
         proofs = tuple(prove(guard, here, traced.sizes) for guard in traced.shape_guards)
         kept = _intersection(here, proofs)
         if kept != here and not may_split:
@@ -198,6 +203,11 @@ def _rest(bounds: Bounds, kept: Bounds) -> list[Bounds]:
             boxes.append({**here, name: Range(own.high + 1, high)})
         here[name] = own
     return boxes
+
+
+def _singles(bounds: Bounds) -> list[Bounds]:
+    name = next(name for name, bound in bounds.items() if not bound.is_single)
+    return [{**bounds, name: Range(size, size)} for size in (bounds[name].high, bounds[name].low)]
 
 
 def _width(bounds: Bounds) -> int:

@@ -55,8 +55,9 @@ def trace(
     own = _check_linked(given, dims)
     within = bounds or {}
     sizes = trace_sizes(list(own), within, 0)
+    other = trace_sizes(list(own), within, 1)
     try:
-        return _trace_at(model, given, dims, sizes, trace_sizes(list(own), within, 1), within, device)
+        return _trace_at(model, given, dims, sizes, other, within, device)
     except TraceError as error:
         is_usable = own != sizes and all(
             n in within.get(name, (n,)) and (n > 1 or sizes[name] < 2) for name, n in own.items()
@@ -65,6 +66,15 @@ def trace(
             raise
         # The inputs' values may agree with their sizes, and with no others.
         return _trace_at(model, given, dims, own, own, within, device)
+    except GuardError:
+        if other == sizes:
+            raise
+        try:
+            # The model may single the chosen size out, as in `tokens == 17`.
+            return _trace_at(model, given, dims, other, sizes, within, device)
+        except (GuardError, TraceError):
+            pass
+        raise
 
 
 def _trace_at(

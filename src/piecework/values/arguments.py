@@ -147,7 +147,8 @@ def _candidates(bound: Range) -> list[int]:
         return primes
     low = max(2, bound.low)
     near = [size for size in range(low, min(bound.high, low + 64) + 1) if all(size % p for p in (2, 3, 5, 7))]
-    return [*primes, *near] or list(range(min(low, bound.high), min(bound.high, low + 8) + 1))
+    every = range(min(low, bound.high), min(bound.high, low + 8) + 1)
+    return list(dict.fromkeys([*primes, *near, *every]))
 
 
 def resize(arguments: Mapping[str, Any], dims: Sequence[LeafDims], sizes: Mapping[str, int]) -> dict[str, Any]:
