@@ -4,6 +4,7 @@
     ├── OptionError            a value the caller gave cannot be used          exit 2
     ├── ModelError             a model folder or model that cannot be served   exit 1
     ├── TraceError             the model does not trace to one full graph      exit 1
+    │   └── ContractError      an operator does what its schema does not say   exit 1
     ├── GuardError             a guard that no declared range can hold         exit 1
     ├── SplitError             the graph cannot be cut as asked                exit 1
     ├── PassError              a pass broke the graph                          exit 1
@@ -56,6 +57,10 @@ class ModelError(PieceworkError):
 
 class TraceError(PieceworkError):
     """The model does not trace to one full graph; names the user's file and line where one is known."""
+
+
+class ContractError(TraceError):
+    """An operator does what its schema or its fake does not say; names the operator and the argument."""
 
 
 class GuardError(PieceworkError):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import piecework as pw
 from case_operators import assert_serves, compile_case, rows
-from piecework.errors import SplitError, TraceError
+from piecework.errors import ContractError, SplitError
 
 SPACE = "contracts"
 
@@ -100,7 +100,7 @@ class Calls(nn.Module):
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "inside"])
 def test_a_broken_operator_is_named_with_the_argument(name: str, is_cut: bool) -> None:
     options = {"split_ops": (f"{SPACE}::{name}",) if is_cut else ()}
-    with pytest.raises(TraceError) as raised:
+    with pytest.raises(ContractError) as raised:
         compile_case(Calls(name), rows(5), options=options)
     assert raised.value.message == f"operator `{SPACE}::{name}` {BROKEN[name][2]}"
     assert raised.value.facts["operator"] == f"{SPACE}::{name}"
@@ -117,7 +117,7 @@ def test_a_weight_that_an_operator_wrote_is_put_back() -> None:
             return x @ torch.ops.contracts.bump(self.weight)
 
     model = Bumps()
-    with pytest.raises(TraceError, match="writes its argument `x`"):
+    with pytest.raises(ContractError, match="writes its argument `x`"):
         compile_case(model, rows(5), options={"split_ops": (f"{SPACE}::bump",)})
     assert torch.equal(model.weight.data, torch.ones(4, 4))
 

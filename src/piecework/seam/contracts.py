@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from piecework.errors import ContractError
 from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
-from piecework.seam.shadow import ContractError, ShadowRun
+from piecework.seam.shadow import ShadowRun
 
 _OWN = frozenset(("aten", "prims", "prim", "inductor", "higher_order", "_c10d_functional", "profiler"))
 _MOST_BYTES = 1 << 26

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from piecework.errors import GuardError, TraceError
+from piecework.errors import ContractError, GuardError, TraceError
 from piecework.seam.contracts import CheckedRun, calls_operators
-from piecework.seam.shadow import ContractError, ShadowRun, shadow_run
+from piecework.seam.shadow import ShadowRun, shadow_run
 
 _SETTINGS = {
     "automatic_dynamic_shapes": False,

@@ -13,13 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from piecework.errors import StepError, TraceError
+from piecework.errors import ContractError, StepError
 from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
 from piecework.values.declaration import registry
-
-
-class ContractError(TraceError):
-    """An operator does what its schema or its fake does not say."""
 
 
 class ShadowRun(fx.Interpreter):
