@@ -94,7 +94,10 @@ def _run(piece: PieceGraph, values: Sequence[Any], change: Change) -> list[Any]:
 
 
 def _is_settled(one: Any, two: Any) -> Tensor | None:
-    return (one == two) | ((one != one) & (two != two)) if isinstance(one, Tensor) else None
+    """Mark the elements that two runs agree on; None where that is all of them."""
+    if not isinstance(one, Tensor) or torch.equal(one, two):
+        return None
+    return (one == two) | ((one != one) & (two != two))
 
 
 def _reference(
