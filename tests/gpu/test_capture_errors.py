@@ -54,6 +54,10 @@ def test_an_operator_that_waits_for_the_gpu_is_named_and_everything_works_afterw
     assert "capture of size 4 of decode (`full`) failed at `capture_errors::reads_back`" in caught.value.message
     assert gc.isenabled()
     assert not torch.cuda.is_current_stream_capturing()
+    torch.manual_seed(3)
+    drawn = torch.randn(8, device="cuda")
+    torch.manual_seed(3)
+    assert torch.equal(torch.randn(8, device="cuda"), drawn)
     torch.testing.assert_close(model(x), (x @ model.weight * 2).relu(), rtol=1e-3, atol=1e-3)
     again = capture(source, plan(decode="breakable"), device)  # type: ignore[arg-type]
     torch.testing.assert_close(again(x), model(x), rtol=1e-3, atol=1e-3)
