@@ -136,7 +136,7 @@ def open_model(
 
 
 def _read(record: Record, folder: ModelFolder, store: KernelStore) -> dict[str, torch.Tensor]:
-    return read_weights(record, folder.path, with_siblings(record, store))
+    return read_weights(record, folder.path, with_siblings(record, store), cast=True)
 
 
 def _opened(program: Program, folder: ModelFolder, record: Record, device: str, settings: CompileOptions) -> OpenModel:

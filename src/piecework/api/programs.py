@@ -16,7 +16,7 @@ from piecework.compilers import select_compiler
 from piecework.compilers.eager import EagerCompiler
 from piecework.errors import OptionError
 from piecework.events import Observer
-from piecework.models.weights import load_weights
+from piecework.models.weights import Expected, load_weights
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
@@ -31,6 +31,7 @@ from piecework.values.declaration import Dynamic
 from piecework.values.key import program_factors
 from piecework.values.record import Record
 from piecework.values.shapes import Range, partition
+from piecework.values.signature import TensorSpec, parse_spec
 
 Bodies = Mapping[str, Callable[..., Any]]
 Example = Sequence[Any] | Mapping[str, Any]
@@ -156,17 +157,27 @@ def load(
 
 
 def read_weights(
-    record: Record, source: str | Path | Mapping[str, torch.Tensor], every: Sequence[Record] = ()
+    record: Record, source: str | Path | Mapping[str, torch.Tensor], every: Sequence[Record] = (), *, cast: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Read the weights that a record, or `every` record of a program, asks for, by name or by rule."""
+    """Read the weights that a record, or `every` record of a program, asks for, by name or by rule.
+
+    With `cast`, floating weights come in the dtype that the record was made for, whatever the files hold.
+    """
     bindings = [b for one in every or (record,) for b in one.values.values()]
-    wanted = (b for b in bindings if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"]))
-    names = list(dict.fromkeys(b["name"] for b in wanted))
+    wanted = [b for b in bindings if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])]
+    expected = {b["name"]: _expected(b["spec"]) for b in wanted}
+    names = expected if cast else tuple(expected)
     aliases = {alias: b["name"] for b in bindings for alias in b["aliases"]}
     rules: dict[str, Any] = dict(record.weight_rules)
     if isinstance(source, Mapping):
         rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
     return load_weights(source, names, rules=rules, device=record.device)
+
+
+def _expected(spec: str) -> Expected:
+    parsed = parse_spec(spec)
+    assert isinstance(parsed, TensorSpec)
+    return Expected(tuple(int(size) for size in parsed.shape), getattr(torch, parsed.dtype))
 
 
 def _bodies(ops: Bodies | Sequence[Callable[..., Any]]) -> Bodies:
