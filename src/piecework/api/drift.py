@@ -14,7 +14,7 @@ from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
 from piecework.stages.find import read_program, with_siblings
 from piecework.store.protocol import KernelStore
-from piecework.values.artifact import TEXT, Artifact
+from piecework.values.artifact import TEXT, Artifact, LoadedPiece
 
 
 def watch_drift(
@@ -32,7 +32,7 @@ def bind_texts(program: Program, bodies: Mapping[str, Callable[..., Any]], store
     eager: Program | None = None
     record = read_program(program.key, store)
     for one in reversed(with_siblings(record, store)):
-        loaded = {}
+        loaded: dict[tuple[int, str], LoadedPiece] = {}
         for number, piece in enumerate(one.pieces):
             text = Artifact(TEXT, store.read_blob(piece.text).decode())
             loaded |= dict.fromkeys(

@@ -97,7 +97,8 @@ def _is_settled(one: Any, two: Any) -> Tensor | None:
     """Mark the elements that two runs agree on; None where that is all of them."""
     if not isinstance(one, Tensor) or torch.equal(one, two):
         return None
-    return (one == two) | ((one != one) & (two != two))
+    same: Tensor = (one == two) | ((one != one) & (two != two))
+    return same
 
 
 def _reference(
