@@ -123,6 +123,11 @@ def make(**config):
 """,
 }
 
+# The last is torch's own, said at its import.
+WARNINGS = (
+    "error", "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Failed to initialize NumPy:UserWarning",
+)  # fmt: skip
+
 # Runs the starts that standard input lists, and prints what each did. What compiles is noted from the very beginning.
 CHILD = """
 import json, os, sys
@@ -249,7 +254,7 @@ def run_starts(
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "HOME") if name in os.environ}
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-c", CHILD],
+        [sys.executable, *(word for each in WARNINGS for word in ("-W", each)), "-c", CHILD],
         input=json.dumps(plan), capture_output=True, text=True, timeout=900, cwd=cwd, check=False,
         env=kept | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"} | variables,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    # torch says so at its import, where numpy is not installed; nothing of ours wants it.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run(given))
 
