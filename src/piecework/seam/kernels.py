@@ -16,6 +16,8 @@ from piecework.seam.vocabulary import Refusal
 
 LIBRARY = "kernels"
 _LARGEST_CONSTANT = 4096
+_LOOP = re.compile(r"\bfor\s*\(\s*(\w+)\s+\w+\s*=")
+_WIDE_INTEGERS = {"int64_t", "long"}
 
 
 def read_kernels(
@@ -38,11 +40,24 @@ def read_kernels(
             kernels[name], launches[name] = _read_triton_kernel(name, value)
         else:
             raise Refusal(f"kernel `{name}` is of an unknown type `{type(value).__name__}`")
-    facts: dict[str, Any] = {"launches": launches} if launches else {}
+    widths = [index_width(value) for name in names for value in (output.module.get(name),)]
+    facts: dict[str, Any] = {"index_width": max(widths)} if widths else {}
+    facts |= {"launches": launches} if launches else {}
     if sources:
         kernels[LIBRARY] = builds.build(join_kernels(sources), output.cpp_command, cache_dir())
         facts["entries"] = list(sources)
     return kernels, facts
+
+
+def index_width(kernel: Any) -> int:
+    """Return the bits of the integers that a kernel counts elements with.
+
+    C++ kernels count in 64 bits. Triton's do in 32 where the compiler could show, or has assumed of the sizes in a
+    guard, that no tensor has more elements than that; the numbers of elements then stand as `i32` in the signature.
+    """
+    if isinstance(kernel, CppKernel):
+        return 64 if set(_LOOP.findall(kernel.source)) <= _WIDE_INTEGERS else 32
+    return 64 if "i64" in kernel.triton_meta["signature"].values() else 32
 
 
 def _read_triton_kernel(name: str, tuner: Any) -> tuple[bytes, dict[str, Any]]:
