@@ -262,7 +262,8 @@ def bind_record(
         require_modules(one)
     wanted = [_wanted(one) for _, one in every]
     with phase(observer, "load", f"{len({artifact for one in wanted for artifact in one.values()})} artifacts"):
-        loaded = [load_artifacts(one, store, observer) for one in wanted]
+        texts = [[piece.text for piece in one.pieces] for _, one in every]
+        loaded = [load_artifacts(*each, store, observer) for each in zip(wanted, texts, strict=True)]
         constants = [read_constants(store.read_blob(one.constants), one.device) for _, one in every]
 
     def bind_all(given: Mapping[str, torch.Tensor]) -> Program:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import piecework as pw
+from piecework.errors import ArtifactMissing, BindError
+from piecework.events import ArtifactCompiled, Recorder, RecordMiss
+from piecework.store.protocol import ARTIFACT
 
 
 class TwoSizes(nn.Module):
@@ -49,3 +53,49 @@ def test_each_choice_of_ranges_has_its_artifact_cold_and_warm(tmp_path: Path) ->
             compiler.called.clear()
             assert torch.allclose(program(rows, columns), rows.sum(0) + columns.sum(0))
             assert compiler.called == [sizes]
+
+
+class Scaled(nn.Module):
+    """Two of it differ in a number that their pieces' texts hold."""
+
+    def __init__(self, width: int, factor: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.factor = factor
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.scale * self.factor
+
+
+def compile_scaled(model: Scaled, store: Any, seen: Recorder | None = None) -> pw.Program:
+    options = pw.CompileOptions(compiler="eager", max_num_batched_tokens=8, ranges=((1, 8),), size_one=False)
+    rows = torch.ones(3, model.scale.shape[0])
+    return pw.compile(model, (rows,), dynamic={"rows": {0: "n"}}, options=options, store=store, observer=seen)
+
+
+def test_an_artifact_under_a_wrong_key_is_rejected(tmp_path: Path) -> None:
+    """As if every piece had one key: what stands under it is of another piece, and says so."""
+    store = pw.DiskStore(tmp_path)
+    doubles, triples, seen = Scaled(4, 2.0), Scaled(4, 3.0), Recorder()
+    program = compile_scaled(doubles, store)
+    compile_scaled(triples, store)
+    first, second = store.list_records(ARTIFACT)
+    kept = {key: store.read_record(ARTIFACT, key) for key in (first, second)}
+    store.write_record(ARTIFACT, first, kept[second])
+    store.write_record(ARTIFACT, second, kept[first])
+    fresh = pw.DiskStore(tmp_path)
+    with pytest.raises(ArtifactMissing, match="was made of another piece than piece 0"):
+        pw.load(fresh, key=program.key, weights=doubles.state_dict())
+    again = compile_scaled(doubles, fresh, seen)
+    assert torch.equal(again(torch.ones(3, 4)), torch.full((3, 4), 2.0))
+    assert "was made of another piece" in seen.of(RecordMiss)[0].reason
+    assert len(seen.of(ArtifactCompiled)) == 1
+    loaded = pw.load(fresh, key=program.key, weights=doubles.state_dict())
+    assert torch.equal(loaded(torch.ones(3, 4)), torch.full((3, 4), 2.0))
+
+
+def test_weights_of_another_shape_are_rejected() -> None:
+    store = pw.MemoryStore()
+    program = compile_scaled(Scaled(4, 2.0), store)
+    with pytest.raises(BindError, match=r"weight `scale` is `float32\[6\] cpu`, .* compiled for `float32\[4\] cpu`"):
+        pw.load(store, key=program.key, weights=Scaled(6, 2.0).state_dict())

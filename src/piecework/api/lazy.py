@@ -68,7 +68,7 @@ class SizeCompiler:
             if reason:
                 self._refuse(size, f"piece {place[0]}: {reason}")
                 return None
-        return load_artifacts(wanted, store, self._observer)
+        return load_artifacts(wanted, [piece.text for piece in record.pieces], store, self._observer)
 
     def _check(self) -> Check:
         if not self._request.verify:

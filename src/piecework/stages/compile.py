@@ -248,7 +248,8 @@ def _stored_part(line: Line, key: str, job: Job, may_cut: bool) -> Part | None:
     if not (store.has_blob(record["text"]) and all(store.has_blob(digest) for digest in record["kernels"].values())):
         return None
     given_s = record["facts"].get("budget_s", 0)
-    if given_s and not 0 < line.budget_s <= given_s:
+    is_another = record.get("factors", {}).get("piece") != digest_text(job.text)
+    if is_another or (given_s and not 0 < line.budget_s <= given_s):
         return None
     kept = _part_of(tuple(record["guards"]), job.box, may_cut)
     return None if kept is None else Part(kept, key)

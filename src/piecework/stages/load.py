@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from piecework.errors import CorruptEntry
+from piecework.errors import ArtifactMissing, CorruptEntry
 from piecework.events import ArtifactLoaded, Observer
 from piecework.seam.loader import load
 from piecework.store.protocol import ARTIFACT, KernelStore
@@ -13,20 +13,29 @@ from piecework.values.artifact import Artifact, LoadedPiece
 
 
 def load_artifacts(
-    wanted: Mapping[tuple[int, str], str], store: KernelStore, observer: Observer
+    wanted: Mapping[tuple[int, str], str], texts: Sequence[str], store: KernelStore, observer: Observer
 ) -> dict[tuple[int, str], LoadedPiece]:
-    """Load the artifact of every (piece, box); one that stands for several is loaded once."""
+    """Load the artifact of every (piece, box); one that stands for several is loaded once.
+
+    `texts` are the digests of the pieces' texts. A key is not believed: an artifact says which piece it was made of.
+    """
     by_key: dict[str, LoadedPiece] = {}
     loaded: dict[tuple[int, str], LoadedPiece] = {}
     for (number, box), key in wanted.items():
         if key not in by_key:
-            by_key[key] = _load(key, number, box, store, observer)
+            by_key[key] = _load(key, texts[number], number, box, store, observer)
         loaded[number, box] = by_key[key]
     return loaded
 
 
-def _load(key: str, number: int, box: str, store: KernelStore, observer: Observer) -> LoadedPiece:
+def _load(key: str, piece: str, number: int, box: str, store: KernelStore, observer: Observer) -> LoadedPiece:
     record = store.read_record(ARTIFACT, key)
+    if record.get("factors", {}).get("piece") != piece:
+        raise ArtifactMissing(
+            f"the artifact under key `{key[:12]}` was made of another piece than piece {number}",
+            hint="`piecework store verify` shows what else is not what it says; the next start compiles it anew",
+            facts={"key": key, "piece": piece},
+        )
     try:
         kind, text, kernels = record["kind"], store.read_blob(record["text"]).decode(), dict(record["kernels"])
         guards, facts, size_bytes = tuple(record["guards"]), dict(record["facts"]), int(record["size_bytes"])
