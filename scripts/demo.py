@@ -16,6 +16,7 @@ from pathlib import Path
 
 import piecework as pw
 from piecework.api.stores import default_store, report_to_log
+from piecework.cli.output import start_logging
 from piecework.events import ArtifactCompiled, ArtifactLoaded, Phase, Recorder, fan_out
 from piecework.values.tolerance import decisive_margin
 from real_model import real_model
@@ -53,7 +54,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate for each prompt")
     options = parser.parse_args()
     folder = real_model()
-    print(f"model: {folder}")
+    print(f"model: {folder}", flush=True)
+    start_logging()  # each artifact is a line as it is made: a cold start is minutes long
     seen = Recorder()
     watch = fan_out(seen, report_to_log)
     store = pw.DiskStore(options.store, observer=watch) if options.store else default_store(watch)

@@ -9,7 +9,7 @@ from typing import Any
 
 from piecework.env import Environment
 from piecework.errors import CorruptEntry, OptionError
-from piecework.events import FallBack, Observer, StoreWarning
+from piecework.events import ArtifactCompiled, FallBack, Observer, Phase, RecordMiss, SplitDone, StoreWarning
 from piecework.stages.load import is_loadable
 from piecework.store.disk import DiskStore
 from piecework.store.layout import default_folder
@@ -70,9 +70,18 @@ CHECKS = {PROGRAM: _program_fault, ARTIFACT: _artifact_fault}
 
 
 def report_to_log(event: Any) -> None:
-    """Log what a user must know: slower ways taken, and trouble in the store."""
+    """Log what a user must know (slower ways taken, trouble in the store), and at INFO how a cold start gets on."""
     part = f"{event.part}: " if event.part else ""
-    if isinstance(event, FallBack):
-        log.warning("%s%s: %s", part, event.what, event.reason)
-    elif isinstance(event, StoreWarning):
-        log.warning("store: `%s`: %s", event.path, event.reason)
+    match event:
+        case FallBack():
+            log.warning("%s%s: %s", part, event.what, event.reason)
+        case StoreWarning():
+            log.warning("store: `%s`: %s", event.path, event.reason)
+        case RecordMiss():
+            log.info("%sno stored program is used: %s", part, event.reason)
+        case Phase(name="trace"):
+            log.info("%straced in %.1f s", part, event.elapsed_s)
+        case SplitDone():
+            log.info("%s%d regions, %d distinct pieces", part, event.regions, event.distinct)
+        case ArtifactCompiled():
+            log.info("%scompiled %s for %s in %.1f s", part, event.piece, event.range, event.elapsed_s)
