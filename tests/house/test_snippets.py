@@ -1,4 +1,4 @@
-"""What the README and the walkthrough show runs as it stands."""
+"""What pages show as `python` runs as it stands; a fragment is marked `py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from house.source_tree import PACKAGE, ROOT
 
+PAGES = ("README.md", "docs/walkthrough.md", "docs/python.md", "docs/store.md")
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -28,7 +29,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in ("README.md", "docs/walkthrough.md") if snippets(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)])
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     if not (PACKAGE / "__init__.py").is_file():
         pytest.skip("piecework/__init__.py is not written yet")
