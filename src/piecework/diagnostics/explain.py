@@ -20,6 +20,7 @@ from piecework.store.protocol import ARTIFACT, Store
 from piecework.values.artifact import TEXT, Artifact
 from piecework.values.record import Record, decode_evidence
 from piecework.values.shapes import Box
+from piecework.values.sources import readable_source, readable_value
 
 __all__ = ["EMPTY", "explain_guards", "explain_record", "find_or_plan"]
 
@@ -91,7 +92,16 @@ def explain_guards(record: Record, where: Store) -> dict[str, Any]:
     evidence = decode_evidence(where.read_blob(record.evidence))
     return {
         "shape_guards": [dict(guard) for guard in record.shape_guards],
-        "facts": [{"what": f.source, "kind": f.kind, "value": f.value, "line": f.line} for f in evidence.facts],
+        "facts": [
+            {
+                "what": readable_source(f.source),
+                "kind": f.kind,
+                "value": readable_value(f.kind, f.value),
+                "line": f.line,
+                "source": f.source,
+            }
+            for f in evidence.facts
+        ],
         "functions": [f"{code.module}.{code.qualname}" for code in evidence.code],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -75,11 +76,46 @@ def _shown(value: Any) -> str:
 
 
 def guard_lines(found: Mapping[str, Any]) -> list[str]:
-    """Lay out what `explain_guards` returned."""
-    shapes = [f"  {guard['expression']}   {guard['line']}" for guard in found["shape_guards"]]
-    facts = [f"  {fact['what']} is {fact['value']}   {fact['line']}" for fact in found["facts"]]
+    """Lay out what `explain_guards` returned: each condition with its line and proof, each value with its line."""
+    shapes = [
+        (guard["expression"], f"holds: {_proof(guard)}", guard["line"] or "taken for granted by the tracer")
+        for guard in found["shape_guards"]
+    ]
+    own = [fact for fact in found["facts"] if not _INNER.search(fact["what"])]
+    facts = [(fact["what"], fact["value"], _OURS.sub("", fact["line"])) for fact in _alike(own)]
+    inner = len(found["facts"]) - len(own)
     return [
-        "conditions on sizes:", *(shapes or ["  none"]),
-        "Python values that the trace took for constant:", *(facts or ["  none"]),
+        "conditions on sizes:", *(_columns(shapes) or ["  none"]),
+        "Python values that the trace took for constant:", *(_columns(facts) or ["  none"]),
+        *([f"  and {inner} of torch's own: the tables and hooks of each module"] if inner else []),
         f"functions traced: {len(found['functions'])}",
     ]  # fmt: skip
+
+
+_INNER = re.compile(r"(?:^|\.)_\w+$")
+_OURS = re.compile(r"^dynamo\.py:\d+$")  # where the tracer was started: no line of the model's
+_PROOFS = {"every size": "tried at every size", "every pair": "tried at every pair", "intervals": "by its bounds"}
+
+
+def _proof(guard: Mapping[str, Any]) -> str:
+    if guard["method"] == "sample":
+        return f"on a sample of {guard['checked']} alone"
+    count = f", {guard['checked']} of them" if guard["checked"] > 1 else ""
+    return f"{_PROOFS.get(guard['method'], guard['method'])}{count}"
+
+
+def _alike(facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Write what is the same in many layers once, by the first of them."""
+    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    for fact in facts:
+        name = re.sub(r"\.\d+(?=\.|$)|\[\d+\]", ".*", fact["what"])
+        groups.setdefault((name, fact["kind"], fact["value"], fact["line"]), []).append(fact)
+    return [
+        {**group[0], "what": group[0]["what"] + (f" (and {len(group) - 1} alike)" if len(group) > 1 else "")}
+        for group in groups.values()
+    ]
+
+
+def _columns(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    widths = [min(60, max((len(row[column]) for row in rows), default=0)) for column in range(2)]
+    return [f"  {row[0].ljust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}".rstrip() for row in rows]

@@ -8,7 +8,6 @@ for constant, such as an epsilon, a flag, a hook dictionary that was empty.
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +19,11 @@ import torch
 from piecework.values.attributes import read_path
 from piecework.values.digest import digest_bytes, digest_text
 from piecework.values.record import CodeObject, Evidence, Fact, SourceFile, decode_evidence
+from piecework.values.sources import readable_source
 
 _CONSTANT = {"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"}
 _SIZE = {"SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT", "LIST_LENGTH", "TUPLE_ITERATOR_LEN"}
 _CODE = {"CLOSURE_MATCH", "FUNCTION_MATCH"}
-_IMPORT = re.compile(r"G\['__import_(\w+?)'\]")
 _SKIPPED_PACKAGES = {"torch", "piecework"}
 
 
@@ -208,7 +207,7 @@ def changed_facts(facts: Sequence[Fact], model: Any) -> Iterator[str]:
             now = f"gone ({type(error).__name__})"
         if now != fact.value:
             where = f" (read at {fact.line})" if fact.line else ""
-            yield f"`{_shown(fact.source)}` was `{fact.value}` and is `{now}`{where}"
+            yield f"`{readable_source(fact.source)}` was `{fact.value}` and is `{now}`{where}"
 
 
 def what_changed(
@@ -232,11 +231,6 @@ def what_changed(
         elif live is None and not name.startswith("constant_"):
             found[f"weight `{name}` is not on the model any more"] = None
     return tuple(found)
-
-
-def _shown(source: str) -> str:
-    text = _IMPORT.sub(lambda match: match[1].replace("_dot_", "."), source)
-    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text.replace("L['model']", "model"))
 
 
 class _Globals(dict[str, Any]):
