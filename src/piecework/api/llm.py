@@ -67,7 +67,14 @@ class LLM:
                 f"there is no `tokenizer.json` in `{self.model.folder.path}`",
                 hint="give token ids: `--prompt-ids 1,2,3`, or a list of ints",
             )
-        return Tokenizer.from_file(str(file))
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelError(
+                f"`{file.name}` in `{self.model.folder.path}` cannot be read: {error}",
+                hint="the file is damaged: fetch it again, or give token ids: `--prompt-ids 1,2,3`",
+                facts={"file": str(file)},
+            ) from error
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt; one given as ids is taken as it is."""

@@ -45,7 +45,7 @@ class ModelFolder:
         for values in (self.generation, self.config):
             found = values.get("eos_token_id")
             if found is not None:
-                return frozenset(found if isinstance(found, list) else [found])
+                return _token_ids(found, self.path)
         return frozenset()
 
     @property
@@ -58,6 +58,18 @@ class ModelFolder:
         """The file of a fast tokenizer, where there is one."""
         file = self.path / "tokenizer.json"
         return file if file.is_file() else None
+
+
+def _token_ids(found: Any, folder: Path) -> frozenset[int]:
+    ids = found if isinstance(found, list) else [found]
+    wrong = [each for each in ids if type(each) is not int]
+    if wrong:
+        raise ModelError(
+            f"`eos_token_id` in `{folder}` is `{found!r}`",
+            hint="it has to be a token id, or a list of them: mend `generation_config.json` or `config.json`",
+            facts={"folder": str(folder)},
+        )
+    return frozenset(ids)
 
 
 def site_name(layer: int) -> str:
@@ -103,6 +115,12 @@ def refuse_config(config: Mapping[str, Any], where: str) -> None:
             facts={"kind": "quantised", "method": method},
         )
     kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list | tuple) and all(isinstance(kind, str) for kind in kinds)):
+        raise ModelError(
+            f"`layer_types` of {where} is `{kinds!r}`, not a list of names",
+            hint="`config.json` is damaged: fetch it again",
+            facts={"kind": "layer type"},
+        )
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention", "attention"}) if kinds else []
     if unknown:
         raise ModelError(
@@ -150,7 +168,7 @@ def _read_json(file: Path, *, needed: bool) -> dict[str, Any]:
         )
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(
             f"`{file.name}` in `{file.parent}` is not JSON: {error}",
             hint="the file is damaged: fetch it again",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from piecework.errors import ModelError, OptionError
+from piecework.errors import ModelError, OptionError, PieceworkError
 from piecework.models.conversion import weight_rules
 from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, open_folder
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
@@ -74,8 +74,7 @@ def from_config(
     config: Any, folder: ModelFolder, *, dtype: torch.dtype, device: str | torch.device, with_weights: bool
 ) -> LoadedModel:
     """Build the model of a configuration object, with the weights of a folder or with none."""
-    skeleton = build_skeleton(config, dtype=dtype, device=device)
-    sites = find_sites(skeleton)
+    skeleton, sites = _build(config, folder, dtype, device)
     expected = {name: Expected(tuple(each.shape), each.dtype) for name, each in skeleton.state_dict().items()}
     source = open_weights(folder.path) if with_weights or has_weights(folder.path) else None
     rules = weight_rules(skeleton, source)
@@ -93,6 +92,23 @@ def from_config(
         rules=rules,
         expected=expected,
     )
+
+
+def _build(
+    config: Any, folder: ModelFolder, dtype: torch.dtype, device: str | torch.device
+) -> tuple[Any, tuple[KvSite, ...]]:
+    try:
+        skeleton = build_skeleton(config, dtype=dtype, device=device)
+        return skeleton, find_sites(skeleton)
+    except PieceworkError:
+        raise
+    except Exception as error:  # the model library's own: of values that it read without looking at them
+        raise ModelError(
+            f"Transformers cannot build the model that `{folder.path}` describes (`{folder.model_type}`): "
+            f"{type(error).__name__}: {str(error)[:300]}",
+            hint="a causal language model is served; if this is one, a value in its `config.json` may be damaged",
+            facts={"model_type": folder.model_type},
+        ) from error
 
 
 def example_inputs(device: str | torch.device, *, keeps_rows: bool) -> dict[str, Any]:
@@ -132,7 +148,7 @@ def resolve_dtype(dtype: torch.dtype | str, config: Mapping[str, Any]) -> torch.
 def _read_config(folder: ModelFolder) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
-    except (ValueError, KeyError, OSError, TypeError) as error:
+    except Exception as error:  # what Transformers and its validators raise has no family of its own
         if folder.config.get("auto_map"):
             raise ModelError(
                 f"`{folder.path}` brings its own code for `{folder.model_type}` (`trust_remote_code`)",
@@ -157,6 +173,8 @@ def _check_device(device: str | torch.device) -> None:
             facts={"device": device},
         )
     try:
-        torch.device(device)
+        kind = torch.device(device).type
     except RuntimeError as error:
         raise OptionError(f"`{device}` is no device", hint="use `cpu`, `cuda` or `cuda:1`") from error
+    if kind not in ("cpu", "cuda"):
+        raise OptionError(f"a model does not run on `{device}`", hint="use `cpu`, `cuda` or `cuda:1`")

@@ -1,0 +1,123 @@
+"""What once broke the straight line: small inputs that ended in a wrong refusal, or in an error without a hint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import piecework as pw
+from piecework.api.llm import LLM
+from piecework.cli.main import run
+from tiny_models import tiny_folder
+
+EAGER = pw.CompileOptions(compiler="eager", max_num_batched_tokens=64, ranges=((1, 64),))
+IDS = ("--prompt-ids", "5,6,7", "--max-tokens", "2", "--compiler", "eager")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in float32 that every test copies."""
+    return tiny_folder("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the model's folder that a test may damage."""
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def edit(folder: Path, file: str, **values: Any) -> None:
+    """Set values in one of a folder's JSON files."""
+    path = folder / file
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **values}))
+
+
+def test_a_folder_is_served_in_another_dtype_than_its_files_hold(folder: Path) -> None:
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float32}
+    eager = LLM(folder, dtype="float64", options=pw.CompileOptions(mode="none"))
+    wanted = eager.generate([5, 6, 7], max_tokens=4, ignore_eos=True)[0].token_ids
+    store = pw.MemoryStore()
+    for _ in ("cold", "warm"):
+        llm = LLM(folder, dtype="float64", options=EAGER, store=store)
+        assert llm.model.program.weights["model.embed_tokens.weight"].dtype == torch.float64  # type: ignore[attr-defined]
+        assert llm.generate([5, 6, 7], max_tokens=4, ignore_eos=True)[0].token_ids == wanted
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "nested too deeply": (lambda f: (f / "config.json").write_text("[" * 100_000) and None, "is not JSON"),
+    "no causal model": (lambda f: edit(f, "config.json", model_type="t5"), "cannot build the model"),
+    "a word for a size": (lambda f: edit(f, "config.json", hidden_size="big"), "cannot read the configuration"),
+    "a negative size": (lambda f: edit(f, "config.json", hidden_size=-32), "Transformers cannot"),
+    "an unknown activation": (lambda f: edit(f, "config.json", hidden_act="zzz"), "cannot build the model"),
+    "layer types no list": (lambda f: edit(f, "config.json", layer_types=3), "not a list of names"),
+    "an end that is a word": (lambda f: edit(f, "generation_config.json", eos_token_id="x"), "`eos_token_id`"),
+    "an end that is nested": (lambda f: edit(f, "generation_config.json", eos_token_id=[[1]]), "`eos_token_id`"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_configuration_is_an_error_with_a_hint(
+    damage: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil, said = DAMAGES[damage]
+    spoil(copied)
+    assert run(["generate", str(copied), *IDS, "--store", "memory", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["error"]["class"] == "ModelError"
+    assert said in printed.err
+    assert "hint: " in printed.err and "--debug" not in printed.err and "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("text", ["{", "{}"])
+def test_a_damaged_tokenizer_is_an_error_with_a_hint(
+    text: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "tokenizer.json").write_text(text)
+    assert run(["generate", str(copied), "--prompt", "x", "--compiler", "eager", "--store", "memory"]) == 1
+    printed = capsys.readouterr()
+    assert "`tokenizer.json` in" in printed.err and "--prompt-ids" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--max-num-batched-tokens", "1"), "no size of dimension `rows`"),
+        (("--max-num-batched-tokens", str(1 << 40)), "give at most"),
+        (("--device", "meta"), "does not run on `meta`"),
+        (("--compilation-config", '{"lazy_sizes": [-3]}'), "`lazy_sizes`"),
+    ],
+)
+def test_an_option_outside_its_bounds_is_a_usage_error(
+    flags: tuple[str, str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", str(folder), *IDS, "--store", "memory", *flags]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and "hint: " in printed.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_a_device_that_is_not_there_is_a_usage_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(folder), *IDS, "--store", "memory", "--device", "cuda"]) == 2
+    assert "torch finds no CUDA device here" in capsys.readouterr().err
+
+
+class SizeAlone(nn.Module):
+    """It returns a number made of its input's size, and nothing else."""
+
+    def forward(self, x: torch.Tensor) -> int:
+        return x.shape[0] * 2
+
+
+def test_a_model_of_sizes_alone_is_refused() -> None:
+    with pytest.raises(pw.errors.TraceError, match="at least one operation"):
+        pw.compile(
+            SizeAlone(), (torch.randn(5, 8),), dynamic={"x": {0: "tokens"}}, options=EAGER, store=pw.MemoryStore()
+        )
