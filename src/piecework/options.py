@@ -16,6 +16,7 @@ NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
 MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
 COMPILERS = ("eager", "aot_eager", "inductor")
 DEFAULT_RANGES = ((1, 64), (65, 8192))
+MOST_TOKENS = 1 << 22  # a program looks its range up in a table with a row for every size
 
 
 def _option(default: Any, *, keyed: bool, text: str) -> Any:
@@ -90,6 +91,12 @@ class CompileOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {least} up")
+        if self.max_num_batched_tokens > MOST_TOKENS:
+            raise OptionError(
+                f"`max_num_batched_tokens` is `{self.max_num_batched_tokens}`", hint=f"give at most {MOST_TOKENS}"
+            )
+        if any(size < 1 for size in self.lazy_sizes):
+            raise OptionError(f"`lazy_sizes` is `{self.lazy_sizes}`", hint="give whole numbers from 1 up")
         for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")

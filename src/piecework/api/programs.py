@@ -123,7 +123,7 @@ def request_for(
 
 def _ranges(settings: CompileOptions) -> tuple[Range, ...]:
     cuts = partition(settings.ranges, settings.single_sizes, settings.max_num_batched_tokens)
-    return cuts if settings.size_one else tuple(cut for cut in cuts if cut != Range(1, 1))
+    return cuts if settings.size_one else tuple(cut for cut in cuts if cut != Range(1, 1)) or cuts
 
 
 def load(

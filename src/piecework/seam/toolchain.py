@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from piecework.errors import OptionError
 from piecework.seam.probe import processor_flags
 from piecework.values.digest import digest_text
 
@@ -19,6 +20,8 @@ def toolchain(device: str) -> dict[str, str]:
         "device": device,
     }
     if device == "cuda":
+        if not torch.cuda.is_available():
+            raise OptionError("torch finds no CUDA device here", hint="use `cpu`: `--device cpu`")
         major, minor = torch.cuda.get_device_capability()
         return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
     # Kernels are built for this very processor, so all the instructions that it knows stand in the key.

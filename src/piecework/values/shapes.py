@@ -171,5 +171,11 @@ def symbol_ranges(symbols: Sequence[_Symbol], ranges: Sequence[Range]) -> dict[s
             for cut in cuts
             if cut.low <= high and cut.high >= symbol.low
         ]
+        if not clipped:
+            raise OptionError(
+                f"no size of dimension `{symbol.name}`, which is {symbol.low} or more, lies within 1 to {high}",
+                hint="raise `max_num_batched_tokens`",
+                facts={"dimension": symbol.name},
+            )
         found[symbol.name] = tuple(clipped)
     return found
