@@ -18,6 +18,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from piecework.errors import TraceError
 from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, contiguous_stride
 
 _DROPPED = ("_log_api_usage_once",)
@@ -184,6 +185,11 @@ def _build(graph: fx.Graph, expression: sympy.Expr, env: Mapping[sympy.Symbol, f
     if expression in (sympy.true, sympy.false):
         return bool(expression)
     tracer = fx.proxy.GraphAppendingTracer(graph)
+    if not expression.free_symbols <= env.keys():
+        raise TraceError(
+            "the model computes with a size of a tensor that it does nothing else with",
+            hint="a program needs at least one operation on the tensor: call such a model as it is",
+        )
     proxies = {symbol: fx.Proxy(env[symbol], tracer) for symbol in expression.free_symbols}
     built = sympy_interp(PythonReferenceAnalysis, proxies, expression)
     if not isinstance(built, fx.Proxy):
