@@ -38,6 +38,7 @@ def test_release_gives_back_and_recapture_restores() -> None:
     expected = run(replayed, step, 8, 3).clone()
     held = torch.cuda.memory_reserved()
     replayed.release()
+    gc.collect()
     torch.cuda.empty_cache()
     after = torch.cuda.memory_reserved()
     print("reserved", before, held, after)

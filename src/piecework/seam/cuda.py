@@ -122,18 +122,11 @@ class CudaDevice:
     def _free_generator(self) -> None:
         """Let the GPU's generator draw again: some releases leave it in the recording that failed, for good.
 
-        An empty recording that ends in good order takes it out, and leaves it the state object that other graphs were
-        recorded with. Should that not be enough it gets a copy of that state, which is in no recording.
+        It gets a copy of its state, which is in no recording. (An empty recording that ends in good order would take
+        it out as well, but on torch 2.11 begins one that the allocator never hears the end of.) Random numbers of
+        graphs recorded before go on from the old state.
         """
         generator = torch.cuda.default_generators[self._device.index]
-        if _can_draw(generator):
-            return
-        with contextlib.suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that the graph is empty
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
-            graph.capture_end()
-            graph.reset()
         if not _can_draw(generator):
             generator.graphsafe_set_state(generator.clone_state())
 
