@@ -121,3 +121,28 @@ def test_a_model_of_sizes_alone_is_refused() -> None:
         pw.compile(
             SizeAlone(), (torch.randn(5, 8),), dynamic={"x": {0: "tokens"}}, options=EAGER, store=pw.MemoryStore()
         )
+
+
+class Mismatched(nn.Module):
+    """It fails at every size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(3, 3)
+
+
+def test_a_forward_that_fails_is_told_once_and_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(pw.errors.TraceError, match="forward fails at .*test_broken.py"):
+        pw.compile(
+            Mismatched(), (torch.randn(5, 8),), dynamic={"x": {0: "tokens"}}, options=EAGER, store=pw.MemoryStore()
+        )
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"), [(1, "is a int"), (torch.empty(8, 8, device="meta"), "tensor without values")]
+)
+def test_a_weight_that_holds_no_values_is_named(weight: Any, said: str) -> None:
+    store, model = pw.MemoryStore(), nn.Linear(8, 8, bias=False)
+    program = pw.compile(model, (torch.randn(5, 8),), dynamic={"input": {0: "tokens"}}, options=EAGER, store=store)
+    with pytest.raises(pw.errors.BindError, match=f"`weight` {said}|`weight` is a {said}"):
+        pw.load(store, key=program.key, weights={"weight": weight})

@@ -6,6 +6,7 @@ in a ConstraintViolationError, so nothing is compiled here.
 
 from __future__ import annotations
 
+import logging
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,10 +226,30 @@ def _settings(oblivious: bool) -> Iterator[None]:
     ours = {name: value for name, value in _SETTINGS.items() if hasattr(dynamo, name)}
     symbols = {"use_duck_shape": False} | ({"backed_size_oblivious": True} if oblivious else {})
     with ExitStack() as stack:
+        stack.enter_context(_without_tracebacks())
         stack.enter_context(dynamo.patch(ours))
         stack.enter_context(shapes.patch({name: v for name, v in symbols.items() if hasattr(shapes, name)}))
         yield
 
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep torch from logging the traceback of what fails: it is raised as an error of ours, with the user's line."""
+
+    def passes(entry: logging.LogRecord) -> bool:
+        return entry.levelno < logging.ERROR
+
+    loggers = [log for name in _LOGGERS if not (log := logging.getLogger(name)).isEnabledFor(logging.INFO)]
+    for log in loggers:
+        log.addFilter(passes)
+    try:
+        yield
+    finally:
+        for log in loggers:
+            log.removeFilter(passes)
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch._guards")
 
 _HINTS = (
     (
