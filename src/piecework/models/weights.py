@@ -56,7 +56,15 @@ class StateDict:
         return frozenset(self._tensors)
 
     def read(self, name: str) -> Tensor:
-        return self._tensors[name].detach()
+        tensor = self._tensors[name]
+        if not isinstance(tensor, Tensor) or tensor.is_meta:
+            kind = "tensor without values (meta)" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise BindError(
+                f"the weight `{name}` is a {kind}",
+                hint="give a state dict of loaded tensors, or the path of a safetensors file",
+                facts={"name": name},
+            )
+        return tensor.detach()
 
 
 class SafetensorsFiles:
