@@ -233,7 +233,7 @@ def test_check_names_the_step_that_would_fail(damaged: Any, model: Path, store: 
     done = piecework("check", model, "--store", store, "--json", *EAGER)
     assert (done.code, done.document["works"]) == (0, True)
     assert {each["what"]: each["state"] for each in done.document["findings"]} == dict.fromkeys(
-        ("configuration", "tokenizer", "program", "artifacts", "operators", "weights"), "works"
+        ("configuration", "tokenizer", "program", "artifacts", "operators", "weights", "contracts"), "works"
     )
     before = piecework("check", model, "--store", tmp_path / "empty", *EAGER)
     assert "--  program: traces, and is not stored" in before.out

@@ -133,7 +133,7 @@ def check(
     store_flags: StoreFlags = STORE_DEFAULTS,
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> int:
-    """Take each step of a start and say which would fail; runs nothing; exit code 1 if one would."""
+    """Take each step of a start and try each operator; say what would fail; exit code 1 if anything would."""
     from piecework.cli.doctor import tell
     from piecework.cli.start import starting
 

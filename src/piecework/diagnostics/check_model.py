@@ -1,4 +1,4 @@
-"""Whether a start from a model folder would work: each of its steps is taken, and nothing is run."""
+"""Whether a start from a model folder would work: each of its steps is taken, and its operators are tried."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from piecework.api.folder import locate
 from piecework.api.programs import read_weights
+from piecework.diagnostics.check_operators import check_operators
 from piecework.diagnostics.explain import find_or_plan
 from piecework.diagnostics.findings import ABSENT, FAILS, WORKS, Finding
 from piecework.errors import PieceworkError
@@ -51,7 +52,10 @@ def check_model(
     else:
         yield Finding("program", ABSENT, "traces, and is not stored", "`piecework build MODEL` stores it")
     yield _operators(record)
-    yield _weights(key, record, opened, where, device)
+    weights = _weights(key, record, opened, where, device)
+    yield weights
+    if weights.state == WORKS:
+        yield from check_operators(model, dtype=dtype, device=device, offline=offline)
 
 
 def _try(what: str, step: Callable[[], Any]) -> tuple[Any, Finding]:

@@ -7,7 +7,7 @@ declare, gives back its argument, or has a fake that describes another result ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from piecework.errors import ContractError
 from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
 from piecework.seam.shadow import ShadowRun
 
-_OWN = frozenset(("aten", "prims", "prim", "inductor", "higher_order", "_c10d_functional", "profiler"))
+OWN_SPACES = frozenset(("aten", "prims", "prim", "inductor", "higher_order", "_c10d_functional", "profiler"))
 _MOST_BYTES = 1 << 26
 
 
@@ -28,7 +28,7 @@ def calls_operators(graph: fx.Graph) -> bool:
 
 def _is_custom(node: fx.Node) -> bool:
     name = operator_name(node)
-    return bool(name) and name.partition("::")[0] not in _OWN
+    return bool(name) and name.partition("::")[0] not in OWN_SPACES
 
 
 class CheckedRun(ShadowRun):
@@ -62,56 +62,14 @@ class CheckedRun(ShadowRun):
             if storage_of(tensor) not in written and _changed(tensor, old):
                 if old[1] is not None:
                     tensor.detach().copy_(old[1])
-                raise _broken(
-                    name, argument, f"writes its argument `{argument}`, which its schema does not say",
-                    f"mark it in the schema, as in `Tensor(a!) {argument}`, or write to a copy",
-                )  # fmt: skip
+                raise undeclared_write(name, argument)
         outputs = result if isinstance(result, tuple | list) else (result,)
         fakes = n.meta.get("example_value")
         fakes = fakes if isinstance(fakes, tuple | list) else (fakes,)
         for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
-                self._check_output(name, index if len(outputs) > 1 else None, output, fakes[index], arguments)
+                check_output(name, index if len(outputs) > 1 else None, output, fakes[index], arguments, self._size)
         return result
-
-    def _check_output(
-        self,
-        name: str,
-        index: int | None,
-        output: torch.Tensor,
-        fake: Any,
-        arguments: Sequence[tuple[str, torch.Tensor]],
-    ) -> None:
-        what = "result" if index is None else f"result {index}"
-        for argument, tensor in arguments:
-            if output.numel() and storage_of(output) == storage_of(tensor):
-                raise _broken(
-                    name, argument, f"gives back its argument `{argument}`, or a view of it, as its {what}",
-                    "return a tensor of its own, as in `.clone()`: what shares memory must stand in the graph",
-                )  # fmt: skip
-        for kind, expected, got in self._differences(output, fake):
-            raise _broken(
-                name, what, f"gives a {what} of {kind} `{got}`, where its fake says `{expected}`",
-                "let the function registered with `register_fake` describe what the body returns",
-            )  # fmt: skip
-
-    def _differences(self, output: torch.Tensor, fake: Any) -> Iterator[tuple[str, Any, Any]]:
-        if not isinstance(fake, torch.Tensor):
-            return
-        if output.dtype != fake.dtype:
-            yield "dtype", str(fake.dtype).removeprefix("torch."), str(output.dtype).removeprefix("torch.")
-        if output.device.type != fake.device.type:
-            yield "device", fake.device.type, output.device.type
-        shape = [self._size(size) for size in fake.shape]
-        if len(shape) != output.dim() or any(
-            s is not None and s != o for s, o in zip(shape, output.shape, strict=True)
-        ):
-            yield "shape", [s if s is not None else "?" for s in shape], list(output.shape)
-            return
-        stride = [self._size(step) for step in fake.stride()]
-        counted = [d for d, size in enumerate(output.shape) if size > 1 and stride[d] is not None]
-        if output.numel() and any(stride[d] != output.stride(d) for d in counted):
-            yield "strides", stride, list(output.stride())
 
     def _size(self, size: Any) -> int | None:
         """Return a size of the fake at this run's sizes, or None where it depends on data."""
@@ -119,6 +77,56 @@ class CheckedRun(ShadowRun):
             return size
         value = size.node.expr.subs(self.sizes)
         return int(value) if value.is_Integer else None
+
+
+def undeclared_write(name: str, argument: str) -> ContractError:
+    """Return the error of an operator that writes what it does not declare."""
+    return _broken(
+        name, argument, f"writes its argument `{argument}`, which its schema does not say",
+        f"mark it in the schema, as in `Tensor(a!) {argument}`, or write to a copy",
+    )  # fmt: skip
+
+
+def check_output(
+    name: str,
+    index: int | None,
+    output: torch.Tensor,
+    fake: Any,
+    arguments: Sequence[tuple[str, torch.Tensor]],
+    size_of: Callable[[Any], int | None],
+) -> None:
+    """Raise where a result is an argument's memory, or is not what the fake says at these sizes."""
+    what = "result" if index is None else f"result {index}"
+    for argument, tensor in arguments:
+        if output.numel() and storage_of(output) == storage_of(tensor):
+            raise _broken(
+                name, argument, f"gives back its argument `{argument}`, or a view of it, as its {what}",
+                "return a tensor of its own, as in `.clone()`: what shares memory must stand in the graph",
+            )  # fmt: skip
+    for kind, expected, got in _differences(output, fake, size_of):
+        raise _broken(
+            name, what, f"gives a {what} of {kind} `{got}`, where its fake says `{expected}`",
+            "let the function registered with `register_fake` describe what the body returns",
+        )  # fmt: skip
+
+
+def _differences(
+    output: torch.Tensor, fake: Any, size_of: Callable[[Any], int | None]
+) -> Iterator[tuple[str, Any, Any]]:
+    if not isinstance(fake, torch.Tensor):
+        return
+    if output.dtype != fake.dtype:
+        yield "dtype", str(fake.dtype).removeprefix("torch."), str(output.dtype).removeprefix("torch.")
+    if output.device.type != fake.device.type:
+        yield "device", fake.device.type, output.device.type
+    shape = [size_of(size) for size in fake.shape]
+    if len(shape) != output.dim() or any(s is not None and s != o for s, o in zip(shape, output.shape, strict=True)):
+        yield "shape", [s if s is not None else "?" for s in shape], list(output.shape)
+        return
+    stride = [size_of(step) for step in fake.stride()]
+    counted = [d for d, size in enumerate(output.shape) if size > 1 and stride[d] is not None]
+    if output.numel() and any(stride[d] != output.stride(d) for d in counted):
+        yield "strides", stride, list(output.stride())
 
 
 def _tensors(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -137,6 +145,8 @@ def _only_schema(packet: Any) -> Any:
 
 
 def _snapshot(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+    if tensor.is_inference():  # such a tensor counts no versions, so a copy has to tell
+        return 0, tensor.detach().clone()
     small = tensor.numel() * tensor.element_size() <= _MOST_BYTES
     return tensor._version, tensor.detach().clone() if small else None
 
@@ -145,6 +155,11 @@ def _changed(tensor: torch.Tensor, old: tuple[int, torch.Tensor | None]) -> bool
     version, copy = old
     if copy is None:
         return tensor._version != version
+    return has_changed(tensor, copy)
+
+
+def has_changed(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Tell whether a tensor differs from the copy taken of it; a NaN equals itself."""
     return not torch.equal(_bits(tensor), _bits(copy))
 
 
