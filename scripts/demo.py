@@ -54,7 +54,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate for each prompt")
     options = parser.parse_args()
     folder = real_model()
-    print(f"model: {folder}", flush=True)
+    sys.stdout.reconfigure(line_buffering=True)  # lines as they come, also into a pipe
+    print(f"model: {folder}")
     start_logging()  # each artifact is a line as it is made: a cold start is minutes long
     seen = Recorder()
     watch = fan_out(seen, report_to_log)
@@ -63,6 +64,7 @@ def main() -> int:
     model = pw.LLM(folder, dtype="float32", store=store, observer=watch)
     report_start(model, seen, time.perf_counter() - began)
     prompts = make_prompts(model)
+    print(f"{len(prompts)} prompts, {options.tokens} tokens each: compiled, eager (2 of them), and by Transformers")
     compiled = model.generate(prompts, max_tokens=options.tokens, ignore_eos=True)
     print(f"  compiled: {speed(compiled):.1f} tokens/s")
     eager = pw.LLM(folder, dtype="float32", options=pw.CompileOptions(mode="none"))
