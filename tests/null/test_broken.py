@@ -18,6 +18,19 @@ from piecework.api.llm import LLM
 from piecework.cli.main import run
 from tiny_models import tiny_folder
 
+library = torch.library.Library("broken", "DEF")
+library.define("double(Tensor x) -> Tensor")
+
+
+@pw.split_op("broken::double")
+def double(x: torch.Tensor) -> torch.Tensor:
+    """Double it."""
+    return x * 2
+
+
+library.impl("double", double, "CPU")
+torch.library.register_fake("broken::double", torch.empty_like, lib=library)
+
 EAGER = pw.CompileOptions(compiler="eager", max_num_batched_tokens=64, ranges=((1, 64),))
 IDS = ("--prompt-ids", "5,6,7", "--max-tokens", "2", "--compiler", "eager")
 
@@ -146,3 +159,23 @@ def test_a_weight_that_holds_no_values_is_named(weight: Any, said: str) -> None:
     program = pw.compile(model, (torch.randn(5, 8),), dynamic={"input": {0: "tokens"}}, options=EAGER, store=store)
     with pytest.raises(pw.errors.BindError, match=f"`weight` {said}|`weight` is a {said}"):
         pw.load(store, key=program.key, weights={"weight": weight})
+
+
+class Doubled(nn.Module):
+    """A layer before an operator of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.broken.double(self.layer(x))  # type: ignore[no-any-return]
+
+
+def test_a_model_with_an_operator_compiles_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model, x = Doubled(), torch.randn(5, 8)
+        program = pw.compile(model, (x,), dynamic={"x": {0: "tokens"}}, options=EAGER, store=pw.MemoryStore())
+        assert torch.equal(program(x), model(x))
+    with torch.no_grad():
+        assert torch.equal(program(torch.ones(3, 8)), model(torch.ones(3, 8)))
