@@ -60,9 +60,14 @@ class Recorder:
         self._is_open = False
 
     def open(self) -> None:
-        if not self._is_open:
+        if self._is_open:
+            return
+        self._is_open = True  # before it begins: torch sets up its generator with operators that come by here too
+        try:
             self._device.begin()
-            self._is_open = True
+        except BaseException:
+            self._is_open = False
+            raise
 
     def close(self) -> None:
         """End the graph that is open; one in which nothing but allocation happened leaves no segment."""
