@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from piecework.errors import GuardError, TraceError
-from piecework.stages.audit import EVERY_PAIR, EVERY_SIZE, INTERVALS, SAMPLE, guard_table, prove, trace_sides
+from piecework.stages.audit import EVERY_PAIR, EVERY_SIZE, INTERVALS, SAMPLE, prove, trace_sides
 from piecework.values.graph import ShapeGuard, TracedGraph
 from piecework.values.predicate import NUMBERS, UnknownExpression, evaluate, holds_by_intervals, names_in
 from piecework.values.shapes import Range
@@ -74,8 +74,8 @@ def test_sides_cover_every_size_once_and_the_widest_comes_first() -> None:
 
     sides = trace_sides(trace, {"n": Range(1, 8192)}, may_split=True)  # type: ignore[arg-type]
     assert [side.bounds["n"] for side in sides] == [Range(65, 8192), Range(9, 64), Range(2, 8), Range(1, 1)]
-    rows = guard_table([{"bounds": str(s.bounds["n"]), "proofs": [vars(p) for p in s.proofs]} for s in sides])
-    assert rows[0] == ("65-8192", "n > 64", "every size (8128)", "model.py:7")
+    first = sides[0].proofs[0]
+    assert (first.expression, first.method, first.checked, first.line) == ("n > 64", EVERY_SIZE, 8128, "model.py:7")
 
 
 def test_two_names_are_cut_into_boxes() -> None:

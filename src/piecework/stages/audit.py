@@ -240,12 +240,3 @@ def _refusal(proof: Proof, bounds: Bounds, reason: str, hint: str) -> GuardError
         hint=hint,
         facts={"expression": proof.expression, "line": proof.line, "bounds": within},
     )
-
-
-def guard_table(sides: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Return the rows of `explain --guards` from what records keep: bounds, condition, proof, line."""
-    return [
-        (side["bounds"], proof["expression"], f"{proof['method']} ({proof['checked']})", proof["line"])
-        for side in sides
-        for proof in side["proofs"]
-    ]
