@@ -17,12 +17,14 @@ def toolchain(device: str) -> dict[str, str]:
     factors = {
         "torch": torch.__version__,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "device": device,
+        "device": torch.device(device).type,
+        # What a tensor made without a dtype gets: read while tracing and while compiling.
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }
-    if device == "cuda":
+    if factors["device"] == "cuda":
         if not torch.cuda.is_available():
             raise OptionError("torch finds no CUDA device here", hint="use `cpu`: `--device cpu`")
-        major, minor = torch.cuda.get_device_capability()
+        major, minor = torch.cuda.get_device_capability(torch.device(device))
         return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
     # Kernels are built for this very processor, so all the instructions that it knows stand in the key.
     flags = digest_text(" ".join(sorted(processor_flags())))[:16]
