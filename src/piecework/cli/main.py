@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from piecework.cli.arguments import regular
+from piecework.cli.output import error_document, logging_as_it_was, print_error, print_json
 from piecework.errors import OptionError, PieceworkError
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ def run(arguments: Sequence[str]) -> int:
     from cyclopts.exceptions import CycloptsError
 
     try:
-        result = make_app()(
-            regular(arguments), exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        with logging_as_it_was():
+            result = make_app()(
+                regular(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+            )
         return result if isinstance(result, int) else 0
     except PieceworkError as error:
         return _fail(arguments, error, type(error).__name__, error.message, error.hint, error.facts, error.exit_code)
@@ -75,7 +77,6 @@ def make_app() -> App:
 def _fail(
     arguments: Sequence[str], error: Exception, kind: str, message: str, hint: str, facts: dict[str, Any], code: int
 ) -> int:
-    from piecework.cli.output import error_document, print_error, print_json
 
     if _is_debugged(arguments):
         import traceback

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -43,6 +44,18 @@ def start_logging(handler: logging.Handler | None = None) -> None:
     log.handlers[:] = [chosen]
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+@contextmanager
+def logging_as_it_was() -> Iterator[None]:
+    """Leave the package's log as it was before a command set it up: another may run in this process."""
+    log = logging.getLogger("piecework")
+    before = list(log.handlers), log.level, log.propagate
+    try:
+        yield
+    finally:
+        log.handlers[:], log.propagate = before[0], before[2]
+        log.setLevel(before[1])
 
 
 def size_text(size_bytes: int) -> str:
