@@ -17,7 +17,7 @@ def toolchain(device: str) -> dict[str, str]:
     factors = {
         "torch": torch.__version__,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "device": torch.device(device).type,
+        "device": device.partition(":")[0],
         # What a tensor made without a dtype gets: read while tracing and while compiling.
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }
