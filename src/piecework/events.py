@@ -84,14 +84,6 @@ def phase(observer: Observer, name: str, detail: str = "") -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Event):
-    """One full graph was traced."""
-
-    node_count: int
-    dynamo_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SplitDone(Event):
     """The graph was cut; counts of regions, opaque calls, sites, distinct pieces and the artifacts that they need."""
 

@@ -77,7 +77,6 @@ def make_app() -> App:
 def _fail(
     arguments: Sequence[str], error: Exception, kind: str, message: str, hint: str, facts: dict[str, Any], code: int
 ) -> int:
-
     if _is_debugged(arguments):
         import traceback
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -198,8 +197,3 @@ _STEP_TENSORS = ("slots", "query_starts", "sequence_lengths", "page_table")
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:8]) + (" …" if len(names) > 8 else "")
-
-
-def arguments_by_name(names: Sequence[str], passed: Sequence[Any]) -> Mapping[str, Any]:
-    """Return what a run was called with, by name."""
-    return dict(zip(names, passed, strict=True))

@@ -13,7 +13,6 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -245,8 +244,3 @@ def _item(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
         if user.target is operator.getitem and user.args[1] == position:
             return user
     return graph.call_function(operator.getitem, (node, position))
-
-
-def has_unbacked(value: Any) -> bool:
-    """Tell whether a traced value's sizes depend on data."""
-    return bool(free_unbacked_symbols(value))

@@ -16,7 +16,7 @@ from torch import fx
 
 from piecework.errors import OptionError, SplitError
 from piecework.seam.contracts import faults_of_registration
-from piecework.seam.kinds import is_state, is_trivial, mutated_arguments, names_operator, operator_name
+from piecework.seam.kinds import is_state, is_trivial, names_operator, operator_name
 from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
 from piecework.values.declaration import registry
@@ -177,9 +177,3 @@ def _check_order(calls: Sequence[fx.Node]) -> None:
                 f"`{name}` reads `{declared.reads}` but takes no result of an operator that writes it",
                 hint="pass the writer's token to the reader, so that their order stands in the graph",
             )
-
-
-def mutated_inputs(stretch: Stretch) -> frozenset[fx.Node]:
-    """Return the inputs of a stretch that its nodes write in place."""
-    written = {argument for node in stretch.nodes for argument in mutated_arguments(node)}
-    return frozenset(written & set(stretch.inputs))
