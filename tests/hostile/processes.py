@@ -6,10 +6,13 @@ import errno
 import json
 import os
 import signal
+import stat
+import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,20 @@ def kill(child: int) -> None:
     """Kill a child at once and forget it."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """Give a temporary folder that other users can go through, wherever `TMPDIR` points (it is often private)."""
+    places = (Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/tmp"))
+    place = next(p for p in places if all(_lets_others_through(part) for part in (p, *p.resolve().parents)))
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def _lets_others_through(folder: Path) -> bool:
+    return folder.is_dir() and bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
 def run_as(user: int, work: Callable[[], Any]) -> Any:

@@ -25,7 +25,7 @@ from hostile.damage import (
     open_store,
     write_all,
 )
-from hostile.processes import run_as
+from hostile.processes import open_folder, run_as
 from piecework.errors import ArtifactMissing, CorruptEntry, StoreError
 from piecework.events import Recorder, StoreWarning
 from piecework.store.disk import DiskStore
@@ -174,10 +174,9 @@ def test_links_out_of_the_store_are_never_followed(template: Path, scratch: Path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 def test_an_unreadable_entry_is_a_miss_and_rewritten(template: Path) -> None:
-    with TemporaryDirectory() as folder:
-        root = Path(folder) / "store"
+    with open_folder() as folder:
+        root = folder / "store"
         shutil.copytree(template, root)
-        os.chmod(folder, 0o755)
         for path in find_victims(root)[::2]:
             path.chmod(0)
         (root / "records" / "program").chmod(0)
@@ -200,10 +199,9 @@ def test_an_unreadable_entry_is_a_miss_and_rewritten(template: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 def test_a_folder_that_takes_no_writes_costs_one_warning(template: Path) -> None:
-    with TemporaryDirectory() as folder:
-        root = Path(folder) / "store"
+    with open_folder() as folder:
+        root = folder / "store"
         shutil.copytree(template, root)
-        os.chmod(folder, 0o755)
         give_to(NOBODY, root)
         for path in [root, *root.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from hostile.damage import NOBODY, give_to
-from hostile.processes import run_as
+from hostile.processes import open_folder, run_as
 from piecework.errors import ArtifactMissing, UntrustedArtifact
 from piecework.store.disk import DiskStore
 from piecework.store.layout import record_parts
@@ -23,9 +22,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that other users can go through."""
-    with TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
+    with open_folder() as path:
+        yield path
 
 
 def fill(path: Path) -> str:
