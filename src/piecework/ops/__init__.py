@@ -1,7 +1,8 @@
 """Operators of our own, and the step they run in.
 
 Importing this package registers `piecework::kv_update` and `piecework::attention`, which are opaque: a trace keeps each
-as one node, and the split cuts there. `piecework::grouped_matmul` is not opaque: it stays inside the pieces.
+as one node, and the split cuts there. The others are not: they stay inside the pieces. Those of the registry
+(`piecework.ops.operators`) have a reference in plain PyTorch and further implementations.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from piecework.ops.activation import gelu_and_mul, silu_and_mul
 from piecework.ops.attention import attention
 from piecework.ops.cache import PagedCache
 from piecework.ops.grouped_matmul import grouped_matmul
 from piecework.ops.kv_update import kv_update
+from piecework.ops.norm import fused_add_rms_norm, rms_norm
+from piecework.ops.operators import implement
+from piecework.ops.quantise import quant_fp8
 from piecework.ops.reference import AttentionBackend, AttentionRule, ReferenceAttention
+from piecework.ops.rotary import rotary
 from piecework.ops.step import Hook, Step, current_step, opaque_body, step_context
 
 BODIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -40,8 +46,15 @@ __all__ = [
     "Step",
     "attention",
     "current_step",
+    "fused_add_rms_norm",
+    "gelu_and_mul",
     "grouped_matmul",
+    "implement",
     "kv_update",
     "opaque_body",
+    "quant_fp8",
+    "rms_norm",
+    "rotary",
+    "silu_and_mul",
     "step_context",
 ]
