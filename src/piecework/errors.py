@@ -19,6 +19,7 @@
     │   └── UntrustedArtifact  owner, mode or signature does not allow it      exit 5
     ├── BindError              weights or operators do not fit the record      exit 1
     ├── StepError              an opaque body ran outside its step             exit 1
+    ├── EngineError            the engine is not there, or can go on no more   exit 1
     ├── InputError             a call's arguments do not fit the signature     exit 1
     │   └── ShapeOutOfRange    a size outside the declared ranges              exit 1
     └── CaptureError           a capture failed or may not happen now          exit 1
@@ -125,6 +126,10 @@ class BindError(PieceworkError):
 
 class StepError(PieceworkError):
     """An opaque body was called outside the step that holds its cache and metadata."""
+
+
+class EngineError(PieceworkError):
+    """The engine is not there yet, has failed, or is closing."""
 
 
 class InputError(PieceworkError):

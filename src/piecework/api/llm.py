@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from piecework.api.folder import Alter, OpenModel, open_model, unaltered
 from piecework.engine.generate import Generation, generate
-from piecework.errors import ModelError, OptionError
+from piecework.engine.text import read_tokenizer
+from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.options import CompileOptions
 from piecework.store.protocol import KernelStore
@@ -61,20 +62,7 @@ class LLM:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The folder's fast tokenizer, read without any model library."""
-        file = self.model.folder.tokenizer_file
-        if file is None:
-            raise ModelError(
-                f"there is no `tokenizer.json` in `{self.model.folder.path}`",
-                hint="give token ids: `--prompt-ids 1,2,3`, or a list of ints",
-            )
-        try:
-            return Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelError(
-                f"`{file.name}` in `{self.model.folder.path}` cannot be read: {error}",
-                hint="the file is damaged: fetch it again, or give token ids: `--prompt-ids 1,2,3`",
-                facts={"file": str(file)},
-            ) from error
+        return read_tokenizer(self.model.folder)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt; one given as ids is taken as it is."""

@@ -1,0 +1,84 @@
+"""A step's sequences as the flat tensors that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from piecework.engine.scheduler import Scheduled
+from piecework.models.folder import MIN_ROWS
+from piecework.ops import PagedCache, Step
+
+MIN_TOKENS = 2
+"""A step has at least so many rows, one of padding if need be: size 1 would need artifacts of its own."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model is called with for one step, and which sequences it is of.
+
+    `is_decode` says that each sequence brings one token; `size` counts the rows, padding included.
+
+    Tensors:
+        input_ids     [1, T]  i64
+        position_ids  [1, T]  i64
+        rows          [N]     i64  the last rows of the sequences whose next token is chosen, and repeats of the first
+    """
+
+    scheduled: tuple[Scheduled, ...]
+    input_ids: Tensor
+    position_ids: Tensor
+    rows: Tensor
+    step: Step
+    num_tokens: int
+    is_decode: bool
+
+    @property
+    def sampled(self) -> tuple[Scheduled, ...]:
+        return tuple(each for each in self.scheduled if each.is_sampled)
+
+    @property
+    def size(self) -> int:
+        return self.input_ids.shape[1]
+
+
+def make_batch(
+    scheduled: Sequence[Scheduled], caches: Mapping[str, PagedCache], page_size: int, device: str | torch.device
+) -> Batch:
+    """Lay the tokens of a step in a row, those of each sequence together."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    rows: list[int] = []
+    for each in scheduled:
+        sequence = each.sequence
+        ids += sequence.token_ids[each.start : each.end]
+        positions += range(each.start, each.end)
+        slots += [sequence.pages[at // page_size] * page_size + at % page_size for at in range(each.start, each.end)]
+        starts.append(len(ids))
+        if each.is_sampled:
+            rows.append(len(ids) - 1)
+    step = Step.from_lists(
+        slots=slots,
+        query_starts=starts,
+        sequence_lengths=[each.end for each in scheduled],
+        page_table=[each.sequence.pages for each in scheduled],
+        sites=caches,
+        num_padded=MIN_TOKENS,
+        device=device,
+    )
+    padding = [0] * (MIN_TOKENS - len(ids))
+    rows += [rows[0] if rows else 0] * (MIN_ROWS - len(rows))
+    return Batch(
+        scheduled=tuple(scheduled),
+        input_ids=torch.tensor([ids + padding], device=device),
+        position_ids=torch.tensor([positions + padding], device=device),
+        rows=torch.tensor(rows, device=device),
+        step=step,
+        num_tokens=len(ids),
+        is_decode=all(each.num_tokens == 1 for each in scheduled),
+    )

@@ -1,0 +1,206 @@
+"""The engine: a step chooses a batch, runs it, chooses the next tokens, and tells what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from piecework.engine.batch import Batch, make_batch
+from piecework.engine.generate import allocate_caches
+from piecework.engine.options import EngineOptions, Progress, Status
+from piecework.engine.pages import PagePool
+from piecework.engine.sampler import Chosen, choose
+from piecework.engine.scheduler import Scheduler
+from piecework.engine.sequence import FinishReason, Output, Request, Sequence, TokenLogprobs, sequences_of
+from piecework.engine.served import OneStep, Runner, Served
+from piecework.engine.text import TextStream
+from piecework.errors import OptionError
+from piecework.ops import PagedCache
+
+DEFAULT_PAGES = 512
+
+
+class Engine:
+    """Continuous batching over one model. One thread calls it; `Service` is what gives it a thread of its own.
+
+    `submit` and `abort` take effect in the next `step`, which returns what it added to each answer.
+    """
+
+    def __init__(self, served: Served, options: EngineOptions | None = None, *, runner: Runner | None = None) -> None:
+        self.served = served
+        self.options = options or EngineOptions()
+        self.runner = runner or OneStep(served.step)
+        num_pages = self.options.num_pages or DEFAULT_PAGES
+        self.pool = PagePool(num_pages, self.options.page_size, is_sharing=self.options.share_prefixes)
+        self.scheduler = Scheduler(
+            self.pool,
+            max_num_sequences=self.options.max_num_sequences,
+            max_num_batched_tokens=self.options.max_num_batched_tokens,
+        )
+        self.caches: Mapping[str, PagedCache] = allocate_caches(
+            served.sites,
+            num_pages=num_pages,
+            page_size=self.options.page_size,
+            dtype=served.dtype,
+            device=served.device,
+        )
+        limits = (self.options.max_length, served.max_positions, num_pages * self.options.page_size)
+        self.max_length = min(limit for limit in limits if limit)
+        self._texts: dict[tuple[str, int], TextStream] = {}
+        self._open: dict[str, int] = {}
+        self._aborted: list[Output] = []
+        self._order = 0
+        self._num_steps = self._num_prompt = self._num_generated = self._num_cached = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do or tell anything."""
+        return self.scheduler.has_work or bool(self._aborted)
+
+    @property
+    def status(self) -> Status:
+        """Where the engine stands now."""
+        return Status(
+            is_ready=True,
+            progress=Progress("ready", 1, 1),
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_pages=self.pool.num_pages,
+            num_free_pages=self.pool.num_free,
+            num_preempted=self.scheduler.num_preempted,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt,
+            num_generated_tokens=self._num_generated,
+            num_cached_tokens=self._num_cached,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Put a request in the line. Raises OptionError where it can never be answered."""
+        self.check(request)
+        if request.id in self._open:
+            raise OptionError(f"request `{request.id}` is under way already", hint="give each request an id of its own")
+        sequences = sequences_of(request, self._order)
+        self._order += len(sequences)
+        self._open[request.id] = len(sequences)
+        for sequence in sequences:
+            self._texts[request.id, sequence.index] = TextStream(self.served.tokenizer, request.parameters.stop)
+        self.scheduler.add(sequences)
+
+    def check(self, request: Request) -> None:
+        """Raise OptionError where a request can never be answered; may be called by any thread."""
+        length = len(request.prompt_ids)
+        if length >= self.max_length:
+            raise OptionError(
+                f"the prompt has {length} tokens, and a prompt with its answer may have {self.max_length}",
+                hint="shorten the prompt",
+                facts={"num_prompt_tokens": length, "max_length": self.max_length},
+            )
+        size = self.served.vocabulary_size
+        wrong = next((t for t in request.prompt_ids if not isinstance(t, int) or t < 0 or (size and t >= size)), None)
+        if wrong is not None:
+            raise OptionError(
+                f"token id `{wrong}` is not in the model's vocabulary",
+                hint=f"ids run from 0 to {size - 1}" if size else "ids are not negative",
+                facts={"token_id": wrong},
+            )
+        if request.parameters.stop and self.served.tokenizer is None:
+            raise OptionError("`stop` strings need a tokenizer, and the folder has none", hint="use `stop_token_ids`")
+
+    def abort(self, request_id: str) -> None:
+        """End a request now and free what it holds; one that has ended already is left alone."""
+        for sequence in self.scheduler.find(request_id):
+            self._aborted.append(self._finish(sequence, (), "", "abort"))
+
+    def step(self) -> list[Output]:
+        """Run one step; return what it added to each answer that got on."""
+        outputs, self._aborted = self._aborted, []
+        scheduled = self.scheduler.schedule()
+        if not scheduled:
+            return outputs
+        batch = make_batch(scheduled, self.caches, self.options.page_size, self.served.device)
+        logits = self.runner.run(batch)
+        self._count(batch)
+        self.scheduler.advance(scheduled)
+        sampled = [each.sequence for each in batch.sampled]
+        if sampled:
+            chosen = choose(logits, sampled, self.served.end_of_sequence)
+            outputs += [self._add(sequence, token) for sequence, token in zip(sampled, chosen, strict=True)]
+        return outputs
+
+    def close(self) -> None:
+        """Let go of all requests and of the pages' memory; nothing may be called afterwards."""
+        for request_id in list(self._open):
+            self.abort(request_id)
+        self.caches = {}
+
+    def _count(self, batch: Batch) -> None:
+        self._num_steps += 1
+        self._num_generated += len(batch.sampled)
+        for each in batch.scheduled:
+            if not each.sequence.num_generated:
+                self._num_prompt += each.num_tokens
+                if each.start == each.sequence.num_cached:
+                    self._num_cached += each.start
+
+    def _add(self, sequence: Sequence, chosen: Chosen) -> Output:
+        """Add a token to an answer, and see whether it ends there."""
+        parameters = sequence.parameters
+        sequence.append(chosen.token_id)
+        stream = self._texts[sequence.request.id, sequence.index]
+        logprobs = None if chosen.logprobs is None else (chosen.logprobs,)
+        is_long_enough = sequence.num_generated >= parameters.min_tokens
+        is_end = chosen.token_id in self.served.end_of_sequence and not parameters.ignore_eos
+        if is_end or chosen.token_id in parameters.stop_token_ids:
+            reason = None if is_end else chosen.token_id
+            return self._finish(sequence, (chosen.token_id,), stream.end(), "stop", reason, logprobs)
+        text, stop = stream.add(chosen.token_id, may_stop=is_long_enough)
+        if stop is not None:
+            return self._finish(sequence, (chosen.token_id,), text, "stop", stop, logprobs)
+        if sequence.num_generated >= parameters.max_tokens or len(sequence.token_ids) >= self.max_length:
+            return self._finish(sequence, (chosen.token_id,), text + stream.end(), "length", None, logprobs)
+        return self._output(sequence, (chosen.token_id,), text, logprobs=logprobs)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        text: str,
+        finish_reason: FinishReason,
+        stop_reason: str | int | None = None,
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> Output:
+        self.scheduler.finish(sequence)
+        name = sequence.request.id
+        del self._texts[name, sequence.index]
+        self._open[name] -= 1
+        if not self._open[name]:
+            del self._open[name]
+        return self._output(sequence, token_ids, text, finish_reason, stop_reason, logprobs)
+
+    def _output(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        text: str,
+        finish_reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> Output:
+        return Output(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            token_ids=token_ids,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_prompt_tokens=sequence.num_prompt,
+            num_cached_tokens=sequence.num_cached,
+        )
+
+
+def parameter_bytes(module: torch.nn.Module) -> int:
+    """Return the bytes of a module's parameters and buffers, each counted once."""
+    seen = {each.data_ptr(): each.numel() * each.element_size() for each in (*module.parameters(), *module.buffers())}
+    return sum(seen.values())

@@ -1,0 +1,106 @@
+"""How an engine serves: frozen and validated when made; torch-free, and nothing here enters a key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from piecework.errors import OptionError
+
+NOW, COMPILED, CAPTURED = "now", "compiled", "captured"
+WAITS = (NOW, COMPILED, CAPTURED)
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"keyed": False, "text": text})
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine may use, and what it waits for before it answers."""
+
+    max_num_sequences: int = _option(64, "answers that are under way at a time; others wait")
+    max_num_batched_tokens: int = _option(2048, "tokens of a step; longer prompts go in chunks")
+    max_length: int = _option(0, "longest prompt with its answer; 0 = as long as model and pages allow")
+    page_size: int = _option(16, "tokens of a page of the cache")
+    num_pages: int = _option(0, "pages of the cache; 0 = what the memory allows")
+    memory_fraction: float = _option(0.0, "share of the device's memory that may be used; 0 = 0.9 of a GPU, 0.4 of RAM")
+    share_prefixes: bool = _option(True, "share the pages of equal beginnings")
+    enforce_eager: bool = _option(False, "serve eager code alone: nothing is compiled or captured")
+    wait_for: str = _option(NOW, "now, compiled or captured: what is there before the first answer")
+    compile_nice: int = _option(10, "how far the compile process stands back for everything else, 0 to 19")
+    idle_ms: float = _option(50.0, "time that work in gaps between steps may take at a time")
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_num_sequences", 1, 1 << 16), ("max_num_batched_tokens", 2, 1 << 22), ("max_length", 0, 1 << 24),
+            ("page_size", 1, 1 << 12), ("num_pages", 0, 1 << 31), ("compile_nice", 0, 19),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {low} to {high}")
+        for name, most in (("memory_fraction", 1.0), ("idle_ms", 60_000.0)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
+                raise OptionError(f"`{name}` is `{number!r}`", hint=f"give a number from 0 to {most:g}")
+        for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")
+        if self.max_num_sequences >= self.max_num_batched_tokens:
+            raise OptionError(
+                f"`max_num_sequences={self.max_num_sequences}` is not below "
+                f"`max_num_batched_tokens={self.max_num_batched_tokens}`",
+                hint="a step holds one token of every sequence, and some of a prompt that comes in",
+            )
+        if self.wait_for not in WAITS:
+            raise OptionError(f"`wait_for` is `{self.wait_for}`", hint=f"use one of {', '.join(WAITS)}")
+        if self.enforce_eager and self.wait_for != NOW:
+            raise OptionError(
+                f"`wait_for={self.wait_for}` has no meaning beside `enforce_eager`", hint="leave one of the two out"
+            )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one phase is: `loading` 62 of 100, `compiling` 2 of 3, `capturing` 12 of 35."""
+
+    phase: str
+    done: int
+    total: int
+    detail: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.done >= self.total
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.done}/{self.total}"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where an engine stands, for readiness and metrics.
+
+    `is_ready` says that requests are answered; `phase` is what goes on beside it or before it, with its progress.
+    `tier` is the best one that serves: 0 eager, 1 compiled, 2 captured. `trouble` says which tier failed, and why.
+    """
+
+    is_ready: bool
+    progress: Progress
+    tier: int = 0
+    trouble: str = ""
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_preempted: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    steps_by_tier: tuple[int, ...] = (0, 0, 0)
+    tokens_by_tier: tuple[int, ...] = (0, 0, 0)
+
+    @property
+    def phase(self) -> str:
+        return self.progress.phase

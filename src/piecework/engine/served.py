@@ -1,0 +1,77 @@
+"""What an engine needs to know of a model, and how a step of it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from piecework.engine.batch import Batch
+from piecework.engine.generate import StepFunction
+from piecework.models.folder import KvSite
+from piecework.ops import step_context
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model whose weights are in: its eager step, what each layer's cache holds, and its limits.
+
+    `max_positions` is 0 where the model does not say, `tokenizer` None where answers are token ids alone. `config` is
+    the folder's configuration.
+    """
+
+    step: StepFunction
+    sites: tuple[KvSite, ...]
+    dtype: torch.dtype
+    device: str = "cpu"
+    end_of_sequence: frozenset[int] = frozenset()
+    max_positions: int = 0
+    vocabulary_size: int = 0
+    tokenizer: Tokenizer | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    weights_bytes: int = 0
+
+
+class Runner(Protocol):
+    """What runs a batch: one step function, or the best of several tiers."""
+
+    def run(self, batch: Batch) -> Tensor:
+        """Return the logits of the batch's rows.
+
+        Tensors:
+            ->  [N, V]  model  valid until the next step
+        """
+        ...
+
+
+def call_step(step: StepFunction, batch: Batch) -> Tensor:
+    """Call a step function with a batch, and return the logits of the rows that are chosen from.
+
+    Tensors:
+        ->  [B, V]  model  one for each sequence whose next token is chosen
+    """
+    with torch.inference_mode(), step_context(batch.step):
+        logits = step(batch.input_ids, batch.position_ids, batch.rows)
+    flat = logits.reshape(-1, logits.shape[-1])
+    if flat.shape[0] != batch.rows.shape[0]:  # a model that cannot choose gives the logits of every token
+        flat = flat.index_select(0, batch.rows)
+    return flat[: len(batch.sampled)]
+
+
+class OneStep:
+    """The runner of a model that is never compiled."""
+
+    def __init__(self, step: StepFunction) -> None:
+        self._step = step
+
+    def run(self, batch: Batch) -> Tensor:
+        """Run the batch.
+
+        Tensors:
+            ->  [N, V]  model
+        """
+        return call_step(self._step, batch)
