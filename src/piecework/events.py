@@ -95,6 +95,18 @@ class SplitDone(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassDone(Event):
+    """A pass ran over a graph or a piece: how often it matched, and in `note` what its author should know."""
+
+    name: str
+    version: int
+    runs_on: str
+    matches: int
+    piece: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordHit(Event):
     """A program record was found and trusted; nothing is traced."""
 

@@ -13,6 +13,8 @@ from typing import Any
 from piecework.errors import OptionError
 
 NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
+# What runs over the graph from -O2 on, in this order; `piecework.passes` holds them.
+DEFAULT_PASSES: tuple[str, ...] = ()
 MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
 COMPILERS = ("eager", "aot_eager", "inductor")
 DEFAULT_RANGES = ((1, 64), (65, 8192))
@@ -52,6 +54,9 @@ class CompileOptions:
     split_at_guards: bool = _option(
         True, keyed=True, text="trace anew on each side of a size at which the model branches; without it an error"
     )
+    passes: tuple[Any, ...] | None = _option(
+        None, keyed=True, text="passes over the graph in their order: names, or what `graph_pass` made of a function"
+    )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
@@ -74,6 +79,8 @@ class CompileOptions:
         object.__setattr__(self, "single_sizes", _tuple("single_sizes", self.single_sizes, int))
         object.__setattr__(self, "lazy_sizes", _tuple("lazy_sizes", self.lazy_sizes, int))
         object.__setattr__(self, "split_ops", _tuple("split_ops", self.split_ops, str))
+        if self.passes is not None:
+            object.__setattr__(self, "passes", _passes(self.passes))
         if self.split_ops_only is not None:
             object.__setattr__(self, "split_ops_only", _tuple("split_ops_only", self.split_ops_only, str))
             if self.split_ops:
@@ -115,7 +122,11 @@ class CompileOptions:
         if ranges == DEFAULT_RANGES and self.max_num_batched_tokens > ranges[-1][1]:
             ranges = (*ranges[:-1], (ranges[-1][0], self.max_num_batched_tokens))
         return replace(
-            self, mode=self.mode or table["mode"], compiler=self.compiler or table["compiler"], ranges=ranges
+            self,
+            mode=self.mode or table["mode"],
+            compiler=self.compiler or table["compiler"],
+            passes=table["passes"] if self.passes is None else self.passes,
+            ranges=ranges,
         )
 
     def keyed(self) -> dict[str, Any]:
@@ -124,12 +135,12 @@ class CompileOptions:
 
 
 LEVELS: dict[int, dict[str, Any]] = {
-    0: {"mode": NONE, "compiler": "eager", "capture": "none", "passes": "none", "ranges": "none", "autotune": False},
+    0: {"mode": NONE, "compiler": "eager", "capture": "none", "passes": (), "ranges": "none", "autotune": False},
     1: {
         "mode": PIECEWISE,
         "compiler": "inductor",
         "capture": "piecewise",
-        "passes": "none",
+        "passes": (),
         "ranges": "as given",
         "autotune": False,
     },
@@ -137,7 +148,7 @@ LEVELS: dict[int, dict[str, Any]] = {
         "mode": PIECEWISE,
         "compiler": "inductor",
         "capture": "by phase",
-        "passes": "default",
+        "passes": DEFAULT_PASSES,
         "ranges": "as given",
         "autotune": False,
     },
@@ -145,7 +156,7 @@ LEVELS: dict[int, dict[str, Any]] = {
         "mode": PIECEWISE,
         "compiler": "inductor",
         "capture": "by phase",
-        "passes": "default",
+        "passes": DEFAULT_PASSES,
         "ranges": "as given",
         "autotune": True,
     },
@@ -172,6 +183,17 @@ def _mode(mode: str | int | None) -> str | None:
     if text not in MODES:
         raise OptionError(f"mode `{mode}` is unknown", hint=_near(text, MODES))
     return text
+
+
+def _passes(passes: Any) -> tuple[Any, ...]:
+    found = _tuple("passes", passes, object)
+    for one in found:
+        if not (isinstance(one, str) or all(hasattr(one, name) for name in ("function", "name", "version", "runs_on"))):
+            raise OptionError(
+                f"`passes` holds `{one!r}`, which is no pass",
+                hint="give names, or functions declared with `piecework.graph_pass`",
+            )
+    return found
 
 
 def _ranges(ranges: Any) -> tuple[tuple[int, int], ...]:
@@ -206,7 +228,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    if _is_compiler(value):
+    if _is_compiler(value) or hasattr(value, "runs_on"):
         return str(value.name)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"

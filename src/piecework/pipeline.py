@@ -27,6 +27,7 @@ from piecework.values.digest import digest_data
 from piecework.values.graph import OPAQUE, PIECE, Plan, SymbolSource, TracedGraph
 from piecework.values.key import key_of
 from piecework.values.record import Record
+from piecework.values.rewriting import GraphPass
 from piecework.values.shapes import Range, boxes_of, clip, combinations, format_box, hull, symbol_ranges
 from piecework.values.verdict import Check, let_pass
 
@@ -75,6 +76,7 @@ class Request:
     compiler: Compiler
     fall_back: Compiler
     toolchain: Mapping[str, str]
+    passes: tuple[GraphPass, ...] = ()
     budget_s: float = 0.0
     threads: int = 1
     verify: bool = False
@@ -180,11 +182,14 @@ def _build_side(
     from piecework.stages.compile import Job, compile_jobs, fallen
     from piecework.stages.graph_text import leave_graph
     from piecework.stages.record import make_record
+    from piecework.stages.rewrite import naming_cuts, rewrite
     from piecework.stages.split import resolve_split_ops, split
     from piecework.stages.unique import unique
     from piecework.values.narrow import assign, refine
 
     traced, bounds = request.witness("traced", side.traced), hull(ranges)
+    with phase(observer, "passes"):
+        traced, reports = rewrite(traced, request.passes, request.compiler, observer, request.witness)
     with phase(observer, "split"):
         wanted = resolve_split_ops(request.split_ops, request.split_ops_only)
         cut = request.witness("split", split(traced, wanted, merge_consecutive=request.merge_consecutive))
@@ -202,7 +207,7 @@ def _build_side(
             artifacts=len(jobs),
         )
     )
-    with phase(observer, "compile", f"{len(jobs)} artifacts"):
+    with phase(observer, "compile", f"{len(jobs)} artifacts"), naming_cuts(plan):
         parts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, observer,
             budget_s=request.budget_s, threads=request.threads,
@@ -212,7 +217,8 @@ def _build_side(
         artifacts = assign(own, plan.regions, parts)
     evidence = collect(traced.guards, traced.code, traced.constants)
     factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
-    notes = {"fall_backs": lost} if (lost := fallen(artifacts, store)) else {}
+    notes: dict[str, Any] = {"fall_backs": lost} if (lost := fallen(artifacts, store)) else {}
+    notes |= {"passes": reports} if reports else {}
     record = make_record(
         traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
         proofs=side.proofs, bounds=bounds, siblings=siblings,

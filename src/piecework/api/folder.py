@@ -13,9 +13,8 @@ import piecework.ops
 from piecework.api.drift import watch_drift
 from piecework.api.identity import describe_folder
 from piecework.api.lazy import on_demand
-from piecework.api.programs import read_weights, request_for
+from piecework.api.programs import chosen, read_weights, request_for
 from piecework.api.stores import default_store, report_to_log
-from piecework.compilers import select_compiler
 from piecework.errors import ModelError, OptionError
 from piecework.events import Observer, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
@@ -27,6 +26,7 @@ from piecework.stages.find import require_artifacts, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.key import program_factors
 from piecework.values.record import Record
+from piecework.values.rewriting import factors_of
 
 CONVENTION = "flat tokens 1"  # of the adapter's inputs and operators; a change here misses every record made before
 
@@ -156,11 +156,11 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
 def folder_request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
     """Return what is asked of the pipeline for a model folder under complete options."""
     tools = toolchain(device)
-    compiler = select_compiler(settings.compiler)
+    compiler, passes = chosen(settings)
     identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
     version = {"name": compiler.name, "version": compiler.version}
-    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools)
-    return request_for(factors, lambda: _source(folder, dtype, device), settings, compiler, tools)
+    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes))
+    return request_for(factors, lambda: _source(folder, dtype, device), settings, compiler, passes, tools)
 
 
 def _source(folder: ModelFolder, dtype: str, device: str) -> Source:

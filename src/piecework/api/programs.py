@@ -18,6 +18,7 @@ from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.models.weights import Expected, load_weights
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
+from piecework.passes import PieceRewriting, resolve_passes
 from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
@@ -30,6 +31,7 @@ from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
 from piecework.values.key import program_factors
 from piecework.values.record import Record
+from piecework.values.rewriting import PIECE, GraphPass, factors_of
 from piecework.values.shapes import Range, partition
 from piecework.values.signature import TensorSpec, parse_spec
 
@@ -86,12 +88,20 @@ def make_request(
     dims = dynamic_leaves(arguments, rules)
     device = _device_of(model, arguments)
     tools = toolchain(device)
-    compiler = select_compiler(settings.compiler)
+    compiler, passes = chosen(settings)
     factors = program_factors(
         describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
-        {"name": compiler.name, "version": compiler.version}, tools,
+        {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes),
     )  # fmt: skip
-    return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, tools)
+    return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, passes, tools)
+
+
+def chosen(settings: CompileOptions) -> tuple[Compiler, tuple[GraphPass, ...]]:
+    """Return the compiler and the passes of complete options; those on a piece go into the compiler."""
+    passes = resolve_passes(settings.passes or ())
+    on_pieces = [one for one in passes if one.runs_on == PIECE]
+    rewrite = PieceRewriting(on_pieces) if on_pieces else None
+    return select_compiler(settings.compiler, rewrite), passes
 
 
 def request_for(
@@ -99,6 +109,7 @@ def request_for(
     make_source: Callable[[], Source],
     settings: CompileOptions,
     compiler: Compiler,
+    passes: tuple[GraphPass, ...],
     tools: Mapping[str, str],
 ) -> Request:
     """Return the request of a source under complete options."""
@@ -114,6 +125,7 @@ def request_for(
         compiler=compiler,
         fall_back=EagerCompiler(),
         toolchain=tools,
+        passes=passes,
         budget_s=settings.compile_budget_s,
         threads=settings.compile_threads,
         verify=settings.verify,

@@ -9,7 +9,7 @@ from typing import Any
 
 from piecework.env import Environment
 from piecework.errors import CorruptEntry, OptionError
-from piecework.events import ArtifactCompiled, FallBack, Observer, Phase, RecordMiss, SplitDone, StoreWarning
+from piecework.events import ArtifactCompiled, FallBack, Observer, PassDone, Phase, RecordMiss, SplitDone, StoreWarning
 from piecework.stages.load import is_loadable
 from piecework.store.disk import DiskStore
 from piecework.store.layout import default_folder
@@ -81,6 +81,8 @@ def report_to_log(event: Any) -> None:
             log.info("%sno stored program is used: %s", part, event.reason)
         case Phase(name="trace"):
             log.info("%straced in %.1f s", part, event.elapsed_s)
+        case PassDone() if event.note:
+            log.warning("%spass %s: %s", part, event.name, event.note)
         case SplitDone():
             log.info("%s%d regions, %d distinct pieces", part, event.regions, event.distinct)
         case ArtifactCompiled():

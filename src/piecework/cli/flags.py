@@ -67,6 +67,10 @@ class CompileFlags:
     single_sizes: Annotated[
         str | None, flag(COMPILE_GROUP, "Sizes with an artifact of their own, as 8,16.", metavar="SIZES")
     ] = None
+    passes: Annotated[
+        str | None,
+        flag(COMPILE_GROUP, "The whole list of passes over the graph, as no_ops,…; empty: none.", metavar="PASSES"),
+    ] = None
     split_ops: Annotated[
         str | None, flag(COMPILE_GROUP, "Operators to cut at besides those declared, as ns::op,ns::op.", metavar="OPS")
     ] = None

@@ -12,12 +12,24 @@ from piecework.compilers.function import CallableCompiler
 from piecework.compilers.inductor import InductorCompiler
 from piecework.errors import OptionError
 from piecework.values.artifact import Compiler
+from piecework.values.rewriting import PieceRewrite
 
 NAMES = ("eager", "aot_eager", "inductor")
 
 
-def select_compiler(name: str | Callable[..., Any] | Compiler | None) -> Compiler:
-    """Return the compiler of a name, a compiler as it is, or one that calls a function of the user's for each piece."""
+def select_compiler(
+    name: str | Callable[..., Any] | Compiler | None, rewrite: PieceRewrite | None = None
+) -> Compiler:
+    """Return the compiler of a name, a compiler as it is, or one that calls a function of the user's for each piece.
+
+    `rewrite` are the passes on functional pieces; a compiler that has no functional piece goes without them.
+    """
+    compiler = _compiler(name)
+    with_passes: Callable[[PieceRewrite], Compiler] | None = getattr(compiler, "with_passes", None)
+    return with_passes(rewrite) if rewrite is not None and with_passes is not None else compiler
+
+
+def _compiler(name: str | Callable[..., Any] | Compiler | None) -> Compiler:
     if isinstance(name, Compiler) and not isinstance(name, type):
         return name
     if callable(name):

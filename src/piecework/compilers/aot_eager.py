@@ -6,12 +6,15 @@ here was compiled wrongly; one that is wrong here was traced wrongly.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from piecework.seam.functional import functional_text
 from piecework.seam.guards import assumed_guards
 from piecework.seam.rebuild import rebuild_piece
 from piecework.values.artifact import TEXT, Artifact
+from piecework.values.rewriting import PieceRewrite
 from piecework.values.shapes import Box
 
 
@@ -20,13 +23,24 @@ class AotEagerCompiler:
 
     name = "aot_eager"
 
+    def __init__(self, rewrite: PieceRewrite | None = None) -> None:
+        self._rewrite = rewrite
+
+    def with_passes(self, rewrite: PieceRewrite) -> AotEagerCompiler:
+        """Return a compiler that runs passes over each functional piece."""
+        return AotEagerCompiler(rewrite)
+
     @property
     def version(self) -> str:
         """What beside piece and range decides the artifact."""
-        return f"format=1 torch={torch.__version__}"
+        passes = f" passes={self._rewrite.digest}" if self._rewrite is not None else ""
+        return f"format=1 torch={torch.__version__}{passes}"
 
     def compile(self, text: str, box: Box) -> Artifact:
         """Trace one piece for one box; the artifact is the text of its functional graph."""
         piece = rebuild_piece(text, box)
-        functional = functional_text(piece, box)
-        return Artifact(TEXT, functional, {}, assumed_guards(piece, box), {"weights": list(piece.weight_names)})
+        functional, steps = functional_text(piece, box, self._rewrite)
+        facts: dict[str, Any] = {"weights": list(piece.weight_names)}
+        if steps:
+            facts["passes"] = [step.report.as_dict() for step in steps]
+        return Artifact(TEXT, functional, {}, assumed_guards(piece, box), facts)

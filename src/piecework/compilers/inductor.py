@@ -22,6 +22,7 @@ from piecework.seam.strip import strip_output
 from piecework.seam.vocabulary import Refusal
 from piecework.values.artifact import INDUCTOR, TORCH, Artifact
 from piecework.values.digest import digest_data
+from piecework.values.rewriting import PieceRewrite
 from piecework.values.shapes import Box
 
 FORMAT = 2  # of the text and its calling convention; a change here misses every artifact made before
@@ -37,8 +38,14 @@ class InductorCompiler:
     name = "inductor"
 
     def __init__(
-        self, *, options: Mapping[str, Any] | None = None, threads: int | None = None, working_folder: str | None = None
+        self,
+        *,
+        options: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        working_folder: str | None = None,
+        rewrite: PieceRewrite | None = None,
     ) -> None:
+        self._rewrite = rewrite
         self._options = dict(options or {})
         self._threads = threads or torch.get_num_threads()
         self._parent = working_folder
@@ -47,11 +54,18 @@ class InductorCompiler:
         self._builds = CppBuilds()
         self._lock = threading.Lock()
 
+    def with_passes(self, rewrite: PieceRewrite) -> InductorCompiler:
+        """Return a compiler that runs passes over each functional piece."""
+        return InductorCompiler(
+            options=self._options, threads=self._threads, working_folder=self._parent, rewrite=rewrite
+        )
+
     @property
     def version(self) -> str:
         """What beside piece, range and machine decides the artifact."""
         extra = f" options={digest_data(self._options)[:16]}" if self._options else ""
-        return f"format={FORMAT} torch={torch.__version__} threads={self._threads}{extra}"
+        passes = f" passes={self._rewrite.digest}" if self._rewrite is not None else ""
+        return f"format={FORMAT} torch={torch.__version__} threads={self._threads}{extra}{passes}"
 
     def __enter__(self) -> InductorCompiler:
         self._open = contextlib.ExitStack()  # the folder is made by the first piece: there may be none to compile
@@ -86,7 +100,7 @@ class InductorCompiler:
     def _make(self, text: str, box: Box, *, is_trusting: bool) -> Artifact:
         piece = rebuild_piece(text, box)
         options = {"cpp.threads": self._threads, **self._options}
-        output = run_inductor(piece, box, options, is_trusting=is_trusting)
+        output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite)
         guards = assumed_guards(piece, box)
         facts = _facts(piece, output)
         try:
@@ -128,6 +142,8 @@ def _facts(piece: RebuiltPiece, output: CompilerOutput) -> dict[str, Any]:
         "weights": list(piece.weight_names),
         "hints": dict(piece.hints),
     }
+    if output.passes:
+        facts["passes"] = [step.report.as_dict() for step in output.passes]
     if output.cpp_compiler:
         facts |= {"isa": output.vector_isa, "cpp_compiler": output.cpp_compiler}
     return facts

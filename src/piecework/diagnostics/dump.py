@@ -1,6 +1,7 @@
 """Every value of the line as text, in order, and an edited piece read back.
 
     1_traced.txt      the full graph
+    1_passes/         what each pass changed: one diff a pass, in order, with its matches
     2_split.txt       the same, cut into stretches
     3_pieces/         each distinct piece: the text that is compiled
     4_plan.json       which region calls which piece or operator on what
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,16 @@ from piecework.errors import OptionError, StoreError, TraceError
 from piecework.events import Observer
 from piecework.models.folder import open_folder
 from piecework.options import CompileOptions
+from piecework.passes import diff_of
 from piecework.pipeline import Request, build
 from piecework.seam.fx import PieceGraph, format_call, parse_piece
 from piecework.store.protocol import ARTIFACT, KernelStore, Store
 from piecework.values.digest import digest_data
 from piecework.values.graph import Plan, SplitGraph, TracedGraph
 from piecework.values.record import Record
+from piecework.values.rewriting import PassStep
 
-PIECES = "3_pieces"
+PASSES, PIECES = "1_passes", "3_pieces"
 
 
 def altered(folder: Path | None = None, override: Path | None = None) -> Callable[[Request], Request]:
@@ -143,6 +146,16 @@ def _node_line(node: Any, names: Mapping[Any, str]) -> str:
     return f"{node.name} = {format_call(node, names)}    # {node.meta.get('spec', '')}"
 
 
+def _write_passes(folder: Path, steps: Sequence[PassStep]) -> None:
+    for index, step in enumerate(steps):
+        report = step.report
+        lines = [f"# pass {report.name}, version {report.version}: {len(report.matches)} matches"]
+        lines += [f"#   {place}" for place in report.matches]
+        lines += [f"#   left alone: {place}" for place in report.misses]
+        lines += [f"# {report.note}"] if report.note else []
+        _write(folder / PASSES / f"{index}_{report.name}.diff", "\n".join([*lines, *diff_of(step)]) + "\n")
+
+
 def _write_split(folder: Path, cut: SplitGraph) -> None:
     names = {node: node.name for node in cut.traced.graph.nodes}
     lines = [f"cut at: {', '.join(cut.split_ops) or 'nothing'}"]
@@ -174,6 +187,7 @@ def _write_plan(folder: Path, plan: Plan) -> None:
 
 _WRITERS: Mapping[str, Callable[[Path, Any], None]] = {
     "traced": _write_traced,
+    "passes": _write_passes,
     "split": _write_split,
     "plan": _write_plan,
 }

@@ -78,6 +78,7 @@ def explain_record(key: str, record: Record, where: Store, store: Store) -> dict
         **count_regions(record),
         "declared_by": dict(record.operators),
         "pieces": pieces,
+        "passes": [dict(report) for report in record.notes.get("passes", ())],
         "cuts": _cuts(record.regions),
         "missing_artifacts": missing,
         "bytes": sum(_size_of_each(pieces).values()),
@@ -133,6 +134,7 @@ def _explain_artifact(key: str, store: Store) -> dict[str, Any]:
             "guards": list(record["guards"]),
             "fall_back": str(record["facts"].get("fall_back", "")),
             "verified": str(record["facts"].get("verified", "")),
+            "passes": [dict(report) for report in record["facts"].get("passes", ())],
         }
     except (ArtifactMissing, CorruptEntry):
         return {"key": key, "is_stored": False}

@@ -18,6 +18,7 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         *(f"ranges      {name}: {', '.join(cuts)}" for name, cuts in found["sizes"].items()),
         f"artifacts   {found['artifacts']}, of which {len(found['missing_artifacts'])} are not stored",
         "cut at      " + (", ".join(_declared(name, found) for name in found["split_ops"]) or "nothing: one piece"),
+        *(f"pass        {_pass_line(report)}" for report in found["passes"]),
         *(f"capture     {line}" for line in found.get("capture", [])),
         "",
         *(line for piece in found["pieces"] for line in _piece_lines(piece)),
@@ -36,6 +37,13 @@ def _declared(name: str, found: Mapping[str, Any]) -> str:
     return f"{name} (declared in {module})" if module else name
 
 
+def _pass_line(report: Mapping[str, Any]) -> str:
+    many = "es" if report["matches"] != 1 else ""
+    note = f"; {report['note']}" if report["note"] else ""
+    left = f"; {len(report['misses'])} left alone" if report["misses"] else ""
+    return f"{report['name']} (version {report['version']}): {report['matches']} match{many}{left}{note}"
+
+
 def _piece_lines(piece: Mapping[str, Any]) -> list[str]:
     many = "s" if piece["sites"] != 1 else ""
     lines = [f"piece {piece['number']}     {piece['digest'][:16]}: {piece['sites']} site{many}, {piece['calls']} calls"]
@@ -44,6 +52,7 @@ def _piece_lines(piece: Mapping[str, Any]) -> list[str]:
             note = f"; fell back: {artifact['fall_back']}" if artifact["fall_back"] else ""
             note += f"; assumes {' and '.join(artifact['guards'])}" if artifact["guards"] else ""
             note += f"; verified: {artifact['verified']}" if artifact["verified"] else ""
+            note += "".join(f"; pass {one['name']}: {one['matches']}" for one in artifact["passes"])
             what = f"{artifact['compiler']}, {artifact['size_bytes']} bytes{note}"
         else:
             what = "not stored"

@@ -14,6 +14,7 @@ from piecework.events import (
     Event,
     FallBack,
     GraphWritten,
+    PassDone,
     Phase,
     Recompiled,
     RecordHit,
@@ -43,6 +44,10 @@ class ReportLines:
                 self.log.info("found program %s", _short(event.key))
             case Phase():
                 self._phase(event)
+            case PassDone():
+                told = self.log.warning if event.note else self.log.info
+                place = f" in {event.piece}" if event.piece else ""
+                told("pass %s: %d matches%s%s", event.name, event.matches, place, f"; {event.note}" * bool(event.note))
             case SplitDone():
                 self.log.info(
                     "%d regions: %d opaque, %d sites of %d distinct pieces",

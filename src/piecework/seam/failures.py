@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piecework.errors import CompileError, CompileForbidden
+from piecework.errors import CompileError, CompileForbidden, PassError, PieceworkError
 from piecework.values.shapes import Box, format_box
 
 
@@ -14,10 +14,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
 
 
-def compile_error(error: BaseException, box: Box) -> CompileError:
-    """Say what failed for which range, in one line, and what to do about it."""
+def compile_error(error: BaseException, box: Box) -> PieceworkError:
+    """Say what failed for which range, in one line, and what to do about it; an error of a pass is its own."""
     causes = list(_chain(error))
-    forbidden = next((cause for cause in causes if isinstance(cause, CompileForbidden)), None)
+    forbidden = next((cause for cause in causes if isinstance(cause, CompileForbidden | PassError)), None)
     if forbidden is not None:
         return forbidden
     names = {type(cause).__name__ for cause in causes}

@@ -11,12 +11,20 @@ from piecework.seam.convention import wrapper_work
 from piecework.seam.fx import format_piece
 from piecework.seam.inductor import exclusive_compile
 from piecework.seam.rebuild import RebuiltPiece
+from piecework.values.rewriting import PassStep, PieceRewrite
 from piecework.values.shapes import Box, format_box
 
 
-def functional_text(piece: RebuiltPiece, box: Box) -> str:
-    """Return the text of a piece as AOTAutograd hands it to a compiler: functional, of ATen operators alone."""
+def functional_text(
+    piece: RebuiltPiece, box: Box, rewrite: PieceRewrite | None = None
+) -> tuple[str, tuple[PassStep, ...]]:
+    """Return the text of a piece as AOTAutograd hands it to a compiler: functional, of ATen operators alone.
+
+    `rewrite` are passes over that graph, whose steps come with the text.
+    """
     graph, metadata = _trace(piece, box)
+    with torch.no_grad():
+        steps = rewrite(graph.graph) if rewrite is not None else ()
     work = wrapper_work(metadata)
     if work:
         raise CompileError(
@@ -33,7 +41,7 @@ def functional_text(piece: RebuiltPiece, box: Box) -> str:
             hint="use `compiler=\"eager\"` or `compiler=\"inductor\"` for this model",
         )
     specs = zip(placeholders, piece.names, map(str, piece.specs), strict=True)
-    return format_piece(list(specs), calls, outputs)
+    return format_piece(list(specs), calls, outputs), steps
 
 
 def _trace(piece: RebuiltPiece, box: Box) -> tuple[Any, Any]:

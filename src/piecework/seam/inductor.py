@@ -23,6 +23,7 @@ from piecework.errors import CompileError
 from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
 from piecework.seam.failures import compile_error
 from piecework.seam.rebuild import RebuiltPiece
+from piecework.values.rewriting import PassStep, PieceRewrite
 from piecework.values.shapes import Box
 
 _COMPILING = threading.Lock()  # the compiler's settings and caches are the process's
@@ -64,6 +65,7 @@ class CompilerOutput:
     vector_isa: str
     cpp_compiler: str
     cpp_command: str
+    passes: tuple[PassStep, ...] = ()
 
 
 class _PrivateFolder:
@@ -122,29 +124,41 @@ def _folder(parent: str | None) -> Iterator[None]:
 
 
 def run_inductor(
-    piece: RebuiltPiece, box: Box, options: Mapping[str, Any], *, is_trusting: bool = True
+    piece: RebuiltPiece,
+    box: Box,
+    options: Mapping[str, Any],
+    *,
+    is_trusting: bool = True,
+    rewrite: PieceRewrite | None = None,
 ) -> CompilerOutput:
     """Lower a piece inside `private_folder`; `options` are Inductor's own, on top of ours.
 
     C++ kernels are left as sources. `is_trusting` takes the processor's vector instructions for the compiler's.
+    `rewrite` are passes over the functional graph, before Inductor's own.
     """
     trusted = {"cpp.vec_isa_ok": True} if is_trusting else {"cpp.vec_isa_ok": None}
     try:
-        return _compile(piece, {**_SETTINGS, **trusted, **options}, is_trusting)
+        return _compile(piece, {**_SETTINGS, **trusted, **options}, is_trusting, rewrite)
     except Exception as error:
         raise compile_error(error, box) from error
 
 
-def _compile(piece: RebuiltPiece, settings: Mapping[str, Any], is_trusting: bool) -> CompilerOutput:
+def _compile(
+    piece: RebuiltPiece, settings: Mapping[str, Any], is_trusting: bool, rewrite: PieceRewrite | None
+) -> CompilerOutput:
     import torch._functorch.config
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     captured: list[tuple[Any, Any]] = []
+    steps: list[PassStep] = []
 
     def compile_inner(graph: Any, inputs: Any, **keywords: Any) -> Any:
         metadata = TracingContext.get().fw_metadata
+        if rewrite is not None:
+            steps.extend(rewrite(graph.graph))
+            graph.recompile()
         output = compile_fx_inner(graph, inputs, **keywords)
         captured.append((output, metadata))
         return output
@@ -176,6 +190,7 @@ def _compile(piece: RebuiltPiece, settings: Mapping[str, Any], is_trusting: bool
                 _picked_isa(piece),
                 _cpp_compiler(piece),
                 command,
+                tuple(steps),
             )
 
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from piecework.errors import ArtifactMissing, CompileError, CompileForbidden
+from piecework.errors import ArtifactMissing, CompileError, CompileForbidden, PassError
 from piecework.events import (
     ArtifactCompiled,
     ArtifactReused,
     FallBack,
     Observer,
+    PassDone,
     RangeSplit,
     VerificationFailed,
     Verified,
@@ -124,6 +125,9 @@ def _ensure(job: Job, line: Line, may_cut: bool) -> Part:
 def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool) -> Part:
     started = time.perf_counter_ns()
     artifact, used = _compile(job, line)
+    for one in artifact.facts.get("passes", ()):
+        said = {name: one[name] for name in ("name", "version", "runs_on", "matches", "note")}
+        line.observer(PassDone(**said, piece=f"{job.name} at {job.box_text}"))
     kept = _part_of(artifact.guards, job.box, may_cut)
     reason = f"it assumes `{' and '.join(artifact.guards)}`, at which its sizes cannot be cut" if kept is None else ""
     if kept is not None:
@@ -183,6 +187,9 @@ def _compile(job: Job, line: Line) -> tuple[Artifact, str]:
         artifact = _within(line.budget_s, lambda: line.compiler.compile(job.text, job.box))
     except CompileForbidden:
         raise
+    except PassError as error:
+        facts = {**error.facts, "piece": job.number, "range": job.box_text}
+        raise PassError(f"{error.message} (in {job.name} at {job.box_text})", hint=error.hint, facts=facts) from error
     except CompileError as error:
         reason = error.message
     except OutOfTime:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from piecework.values.attributes import read_path
-from piecework.values.digest import digest_bytes, digest_text
+from piecework.values.digest import digest_bytes, digest_code
 from piecework.values.record import CodeObject, Evidence, Fact, SourceFile, decode_evidence
 from piecework.values.sources import readable_source
 
@@ -93,20 +93,6 @@ def _text(kind: str, value: Any) -> str:
 
 def _named(value: Any) -> str:
     return f"{value.__module__}:{value.__qualname__}"
-
-
-def digest_code(code: types.CodeType) -> str:
-    """Return the digest of what a code object does: instructions, constants and names, not lines or comments."""
-
-    def constant(value: Any) -> str:
-        if isinstance(value, types.CodeType):
-            return digest_code(value)
-        if isinstance(value, frozenset):
-            return repr(sorted(map(repr, value)))
-        return f"{type(value).__name__}:{value!r}"
-
-    constants = [constant(value) for value in code.co_consts]
-    return digest_text(repr((code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars)))
 
 
 def collect_code(code: Iterable[types.CodeType]) -> tuple[tuple[CodeObject, ...], tuple[SourceFile, ...]]:

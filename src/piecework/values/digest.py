@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import types
 from typing import Any
 
 
@@ -25,3 +26,17 @@ def canonical_json(value: Any) -> str:
 def digest_data(value: Any) -> str:
     """Return the digest of plain data (mappings, sequences, strings, numbers, None)."""
     return digest_text(canonical_json(value))
+
+
+def digest_code(code: types.CodeType) -> str:
+    """Return the digest of what a code object does: instructions, constants and names, not lines or comments."""
+
+    def constant(value: Any) -> str:
+        if isinstance(value, types.CodeType):
+            return digest_code(value)
+        if isinstance(value, frozenset):
+            return repr(sorted(map(repr, value)))
+        return f"{type(value).__name__}:{value!r}"
+
+    constants = [constant(value) for value in code.co_consts]
+    return digest_text(repr((code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piecework.values.digest import digest_data, digest_text
@@ -27,13 +27,14 @@ def program_factors(
     options: Mapping[str, Any],
     compiler: Mapping[str, str],
     toolchain: Mapping[str, str],
+    passes: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the factors by which a program record is looked up, under four heads."""
     return {
         "format": FORMAT,
         "environment": {},
         "config": {"model": dict(model), "inputs": pattern, "options": dict(options)},
-        "code": {"passes": []},
+        "code": {"passes": [dict(one) for one in passes]},
         "compiler": {**compiler, **toolchain},
     }
 
