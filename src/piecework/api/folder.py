@@ -13,9 +13,10 @@ import piecework.ops
 from piecework.api.drift import watch_drift
 from piecework.api.identity import describe_folder
 from piecework.api.lazy import on_demand
+from piecework.api.location import locate
 from piecework.api.programs import chosen, read_weights, request_for
 from piecework.api.stores import default_store, report_to_log
-from piecework.errors import ModelError, OptionError
+from piecework.errors import OptionError
 from piecework.events import Observer, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
 from piecework.options import NONE, STOCK, CompileOptions
@@ -191,23 +192,3 @@ def _open_uncompiled(
     return OpenModel(
         call, folder, loaded.sites, loaded.keeps_rows, loaded.dtype, device, settings.max_num_batched_tokens
     )
-
-
-def locate(model: str | Path, *, offline: bool) -> Path:
-    """Return the folder of a model: a local one, or a hub's snapshot where there is a network."""
-    path = Path(model)
-    if path.is_dir() or path.exists() or str(model).startswith((".", "/", "~")) or str(model).count("/") != 1:
-        return path.expanduser()
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ModelError(
-            f"there is no folder `{model}`", hint="install `piecework[hf]` to fetch a model by its hub name"
-        ) from error
-    try:
-        return Path(snapshot_download(str(model), local_files_only=offline))
-    except Exception as error:  # the hub's client raises a family of its own for every kind of absence
-        raise ModelError(
-            f"model `{model}` is neither a folder nor to be had from the hub: {type(error).__name__}",
-            hint="give the path of a folder in Hugging Face format",
-        ) from error

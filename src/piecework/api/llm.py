@@ -32,8 +32,8 @@ class LLM:
     """A model folder, opened once and asked many times.
 
     The arguments are those of `pw.compile` and of a model folder: `dtype` and `device` of the weights, `options` of
-    the compilation, the `store` (the platform's cache folder without one), an `observer` of events, and `alter`, which
-    may change what is asked of the pipeline.
+    the compilation, the `store` (the platform's cache folder without one), an `observer` of events, `alter`, which
+    may change what is asked of the pipeline, and the `tokenizer`, where it was read before (the folder's without one).
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class LLM:
         observer: Observer | None = None,
         offline: bool = False,
         alter: Alter = unaltered,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
+        self._given = tokenizer
         self.model: OpenModel = open_model(
             model,
             dtype=dtype,
@@ -62,7 +64,7 @@ class LLM:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The folder's fast tokenizer, read without any model library."""
-        return read_tokenizer(self.model.folder)
+        return self._given or read_tokenizer(self.model.folder)
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt; one given as ids is taken as it is."""

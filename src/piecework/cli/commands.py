@@ -23,6 +23,8 @@ from piecework.cli.flags import (
 )
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from piecework.api.llm import Completion
     from piecework.cli.start import Start
     from piecework.values.record import Record
@@ -61,6 +63,7 @@ def generate(
         raise OptionError(f"`--max-tokens` is `{max_tokens}`", hint="give a whole number from 1 up")
     with starting(compile_flags, store_flags) as start:
         check_capture(capture_flags, model_flags.device, start.settings.options)
+        tokenizer = _tokenizer_of(model, offline=model_flags.offline)
         from piecework.api.llm import LLM
 
         llm = LLM(
@@ -71,6 +74,7 @@ def generate(
             store=start.store,
             observer=start.observer,
             offline=model_flags.offline,
+            tokenizer=tokenizer,
             **altered_by(override),
         )
         completions = llm.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos)
@@ -83,6 +87,18 @@ def generate(
     for completion in completions:
         print(completion.text or ",".join(map(str, completion.token_ids)))
     _summarize(found)
+
+
+def _tokenizer_of(model: str | Path, *, offline: bool) -> Tokenizer | None:
+    """Read the tokenizer, where there is one, while torch's libraries are being loaded: it needs none of them."""
+    from piecework.api.location import locate
+    from piecework.engine.text import read_tokenizer
+    from piecework.models.folder import open_folder
+    from piecework.seam.preload import preload_torch
+
+    folder = open_folder(locate(model, offline=offline))
+    preload_torch()
+    return read_tokenizer(folder) if folder.tokenizer_file is not None else None
 
 
 def altered_by(override: Path | None) -> dict[str, Any]:

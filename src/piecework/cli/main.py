@@ -22,7 +22,7 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     # Imports make hundreds of thousands of objects that stay; to look among them for garbage costs a tenth of a start.
-    gc.set_threshold(200_000, 20, 20)
+    gc.set_threshold(2_000_000, 20, 20)
     # torch says so at its import, where numpy is not installed; nothing of ours wants it.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     given = list(sys.argv[1:] if arguments is None else arguments)

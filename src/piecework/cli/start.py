@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from piecework.cli.flags import CompileFlags, StoreFlags
 from piecework.cli.progress import progress
@@ -12,7 +13,7 @@ from piecework.cli.settings import Settings, gather, open_store
 from piecework.diagnostics.report_lines import ReportLines, Tally
 from piecework.env import Environment
 from piecework.events import Observer, fan_out
-from piecework.store.protocol import KernelStore, RecordCheck
+from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore, RecordCheck
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,16 @@ def starting(compile_flags: CompileFlags, store_flags: StoreFlags) -> Iterator[S
 
 
 def _checks(settings: Settings) -> Mapping[str, RecordCheck]:
-    """Return what records must hold; nothing is loaded for a store that keeps none."""
+    """Return what records must hold, known when the first is read: it takes torch, which nothing before that needs."""
     if settings.store.store == "memory":
         return {}
-    from piecework.api.stores import CHECKS
 
-    return CHECKS
+    def check_of(kind: str) -> RecordCheck:
+        def check(record: Mapping[str, Any]) -> str:
+            from piecework.api.stores import CHECKS
+
+            return CHECKS[kind](record)
+
+        return check
+
+    return {kind: check_of(kind) for kind in (PROGRAM, ARTIFACT)}

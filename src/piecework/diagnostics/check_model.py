@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from piecework.api.folder import locate
+from piecework.api.location import locate
 from piecework.api.programs import read_weights
 from piecework.diagnostics.check_operators import check_operators
 from piecework.diagnostics.explain import find_or_plan

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from piecework.api.folder import folder_request, locate
+from piecework.api.folder import folder_request
+from piecework.api.location import locate
 from piecework.errors import OptionError, StoreError, TraceError
 from piecework.events import Observer
 from piecework.models.folder import open_folder

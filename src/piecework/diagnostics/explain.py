@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from piecework.api.folder import folder_request, locate
+from piecework.api.folder import folder_request
+from piecework.api.location import locate
 from piecework.diagnostics.counts import EMPTY, count_regions
 from piecework.errors import ArtifactMissing, CorruptEntry
 from piecework.events import Observer, ignore
