@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from piecework.api.folder import locate
+from piecework.api.location import locate
 from piecework.api.stores import report_to_log
 from piecework.engine.loop import Engine, parameter_bytes
 from piecework.engine.options import EngineOptions, Progress
