@@ -57,6 +57,9 @@ class CompileOptions:
     passes: tuple[Any, ...] | None = _option(
         None, keyed=True, text="passes over the graph in their order: names, or what `graph_pass` made of a function"
     )
+    evaluate_guards: bool = _option(
+        False, keyed=True, text="debugging: prove no guard on sizes; torch evaluates them before each call"
+    )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
@@ -112,6 +115,9 @@ class CompileOptions:
             raise OptionError(f"`compile_budget_s` is `{budget!r}`", hint="give seconds, or 0 for no limit")
         if not isinstance(self.debug_folder, str):
             raise OptionError(f"`debug_folder` is `{self.debug_folder!r}`", hint="give a path as text")
+        if self.evaluate_guards and self.mode in (NONE, STOCK):
+            hint = "evaluate guards in mode piecewise or trace_once"
+            raise OptionError(f"`evaluate_guards` has no meaning in mode `{self.mode}`, which has no trace", hint=hint)
         if self.optimization_level > 3:
             raise OptionError(f"optimization level `{self.optimization_level}` is unknown", hint="use 0, 1, 2 or 3")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -73,6 +74,7 @@ class Request:
     split_ops_only: tuple[str, ...] | None
     merge_consecutive: bool
     split_at_guards: bool
+    evaluate_guards: bool
     compiler: Compiler
     fall_back: Compiler
     toolchain: Mapping[str, str]
@@ -154,18 +156,18 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
 
     Where the model branches on sizes there are several traces, each with a record; the first names the others.
     """
-    from piecework.stages.audit import trace_sides
+    from piecework.stages.audit import trace_sides, unproven
     from piecework.stages.trace import trace
 
     with phase(observer, "model"):
         source = request.make_source()
     ranges = symbol_ranges(source.symbols(), request.ranges)
     with phase(observer, "trace"):
-        sides = trace_sides(
-            lambda bounds: trace(source.model, source.example, source.dynamic, device=source.device, bounds=bounds),
-            hull(ranges),
-            may_split=request.split_at_guards,
-        )
+        attempt = partial(trace, source.model, source.example, source.dynamic, device=source.device)
+        if request.evaluate_guards:
+            sides = unproven(attempt(bounds=hull(ranges)), hull(ranges))
+        else:
+            sides = trace_sides(lambda b: attempt(bounds=b), hull(ranges), may_split=request.split_at_guards)
     further = [_build_side(request, source, ranges, side, (), store, observer)[0] for side in sides[1:]]
     return _build_side(request, source, ranges, sides[0], further, store, observer)
 

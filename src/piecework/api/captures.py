@@ -86,6 +86,11 @@ def _source(
                 raise OptionError(
                     f"`{name}` has no meaning for a program, which knows its own", hint=f"leave `{name}` out"
                 )
+        if target.evaluates_guards:
+            raise OptionError(
+                "a capture replays by direct dispatch, which evaluates no guards: `evaluate_guards` has no meaning",
+                hint="compile the program without `evaluate_guards`, or call it uncaptured",
+            )
         return program_source(target)
     for name in ("example_inputs", "max_num_batched_tokens"):
         if given[name] is None:

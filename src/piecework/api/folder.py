@@ -13,6 +13,7 @@ import piecework.ops
 from piecework.api.drift import watch_drift
 from piecework.api.identity import describe_folder
 from piecework.api.lazy import on_demand
+from piecework.api.live import evaluate_guards, refuse_direct
 from piecework.api.location import locate
 from piecework.api.programs import chosen, read_weights, request_for
 from piecework.api.stores import default_store, report_to_log
@@ -94,6 +95,7 @@ def build_folder(
     settings = (options or CompileOptions()).resolve()
     if settings.mode in (NONE, STOCK):
         raise OptionError(f"mode `{settings.mode}` has nothing to build", hint="build in mode piecewise or trace_once")
+    refuse_direct(settings.keyed(), "what is built into a store")
     watch = observer or report_to_log
     folder = open_folder(locate(model, offline=offline))
     kept = store if store is not None else default_store(watch, strict=settings.strict)
@@ -130,6 +132,7 @@ def open_model(
             weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
         lazy = on_demand(request, settings.lazy_sizes, kept, watch)
         program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch, on_demand=lazy)
+        evaluate_guards(program, request)
         watch_drift(program, piecework.ops.BODIES, kept, settings.drift_every, watch)
         return _opened(program, folder, record, device, settings)
 

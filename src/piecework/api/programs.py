@@ -11,6 +11,7 @@ import torch
 from piecework.api.drift import watch_drift
 from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
+from piecework.api.live import evaluate_guards, refuse_direct, refuse_unbacked
 from piecework.api.stores import default_store, report_to_log
 from piecework.compilers import select_compiler
 from piecework.compilers.eager import EagerCompiler
@@ -25,7 +26,13 @@ from piecework.runtime.variants import join_variants
 from piecework.seam.toolchain import toolchain
 from piecework.stages.find import read_program, tell_fall_backs, with_siblings
 from piecework.store.protocol import KernelStore
-from piecework.values.arguments import bind_arguments, declared_dynamic, describe_pattern, dynamic_leaves
+from piecework.values.arguments import (
+    bind_arguments,
+    declared_dynamic,
+    describe_pattern,
+    dynamic_leaves,
+    symbol_sources,
+)
 from piecework.values.artifact import Compiler
 from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
@@ -71,6 +78,7 @@ def compile(
         lazy = on_demand(request, settings.lazy_sizes, kept, watch)
         own = lambda: _own_weights(model)  # noqa: E731
         program = compile_model(request, own, ops or {}, kept, watch, model=model, on_demand=lazy)
+        evaluate_guards(program, request)
         return watch_drift(program, ops or {}, kept, settings.drift_every, watch)
 
     return join_variants([program_for(make_request(model, example, dynamic, settings)) for example in examples])
@@ -87,6 +95,8 @@ def make_request(
     arguments = bind_arguments(model.forward, example)
     dims = dynamic_leaves(arguments, rules)
     device = _device_of(model, arguments)
+    if settings.evaluate_guards:
+        refuse_unbacked(symbol_sources(dims))
     tools = toolchain(device)
     compiler, passes = chosen(settings)
     factors = program_factors(
@@ -122,6 +132,7 @@ def request_for(
         split_ops_only=() if whole else settings.split_ops_only,
         merge_consecutive=settings.merge_consecutive,
         split_at_guards=settings.split_at_guards,
+        evaluate_guards=settings.evaluate_guards,
         compiler=compiler,
         fall_back=EagerCompiler(),
         toolchain=tools,
@@ -162,6 +173,7 @@ def load(
     programs = []
     for one in chosen.split(","):
         record = read_program(one, store)
+        refuse_direct(record.factors["config"]["options"], "a program that is loaded")
         found = read_weights(record, weights, with_siblings(record, store))
         tell_fall_backs(record, watch)
         programs.append(bind_record(one, record, found, _bodies(ops), store, watch))

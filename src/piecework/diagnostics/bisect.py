@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piecework.api.live import refuse_direct
 from piecework.api.programs import make_request
 from piecework.api.stores import default_store, report_to_log
 from piecework.compilers.aot_eager import AotEagerCompiler
@@ -93,6 +94,7 @@ def bisect(
     watch = observer or report_to_log
     kept = store if store is not None else default_store(watch, strict=settings.strict)
     request = make_request(model, inputs, dynamic, settings)
+    refuse_direct(settings.keyed(), "what is bisected")
     if compiler is not None:
         request = _with_compiler(request, compiler)
     tensors: dict[str, Tensor] = dict(plain_tensors(model, Tensor))

@@ -11,6 +11,7 @@ import torch
 
 import piecework.ops
 from piecework.api.folder import OpenModel, open_model
+from piecework.api.live import refuse_direct
 from piecework.api.llm import LLM
 from piecework.api.programs import chosen
 from piecework.api.stores import default_store, report_to_log
@@ -79,6 +80,7 @@ def bisect_folder(
     settings = (options or CompileOptions()).resolve()
     if settings.mode in (NONE, STOCK):
         raise OptionError(f"mode `{settings.mode}` has no stages to compare", hint="use mode piecewise or trace_once")
+    refuse_direct(settings.keyed(), "what is bisected")
     watch = observer or report_to_log
     kept = store if store is not None else default_store(watch, strict=settings.strict)
     common: dict[str, Any] = {"dtype": dtype, "device": device, "observer": watch, "offline": offline}

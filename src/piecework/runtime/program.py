@@ -36,6 +36,7 @@ class Program:
         self.variants: tuple[Program, ...] = (self,)
         self.bound = bound
         self.model: torch.nn.Module | None = None
+        self.evaluates_guards = False
         self._rebind: Callable[[Mapping[str, torch.Tensor]], Program] | None = None
         self._findings: Callable[[Any], tuple[str, ...]] = lambda model: ()
         self._around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
@@ -64,7 +65,8 @@ class Program:
 
     def wrap(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Let every call go through what `around` makes of it, also after a refresh."""
-        self._around = around
+        before = self._around
+        self._around = lambda call: around(before(call))
         self._call = around(self._call)
 
     def check(self, model: Any = None) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ in a ConstraintViolationError, so nothing is compiled here.
 from __future__ import annotations
 
 import logging
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from piecework.errors import ContractError, GuardError, TraceError
+from piecework.errors import ContractError, TraceError
 from piecework.seam.contracts import CheckedRun, calls_operators
 from piecework.seam.shadow import ShadowRun, shadow_run
+from piecework.seam.trace_failures import explain
+from piecework.values.arguments import LeafDims
 
 _SETTINGS = {
     "automatic_dynamic_shapes": False,
@@ -30,9 +31,7 @@ _SETTINGS = {
     "suppress_errors": False,
     "verbose": False,
 }
-_FAILED = re.compile(r"""got \w*(?:Error|Exception)\((?:"|')(.*?)(?:"|')\)""", re.DOTALL)
-_WHAT = re.compile(r"Developer debug context: (?:builtin |call_function )?([^\n\[]{1,80})")
-_USER_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch._guards")
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,22 @@ class Capture:
     run: Callable[[Sequence[Any], Mapping[str, Any]], Any] = lambda args, kwargs: None
     is_oblivious: bool = False
     is_checked: bool = False
+    instead: Callable[[], Any] | None = None  # what a later run of the graph comes to, where that is another thing
+
+
+def marks_for(inputs: Sequence[tuple[str, Any]], dims: Sequence[LeafDims]) -> list[DimMark]:
+    """Return how each dynamic dimension of the inputs, given by their paths, is traced."""
+    tensors = dict(inputs)
+    return [DimMark(tensors[leaf.path], dim, mark.name, mark.kind) for leaf in dims for dim, mark in leaf.dims.items()]
 
 
 def capture(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark]
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    marks: Sequence[DimMark],
+    *,
+    keeps_shape_guards: bool = False,
 ) -> tuple[Capture, Any]:
     """Trace `model(*args, **kwargs)` to one full graph without compiling; return the capture and the result.
 
@@ -91,15 +102,19 @@ def capture(
 
     Sizes are traced oblivious of 0 and 1: torch takes no size for 1 by itself, so where the model asks whether
     one is 1, its question stands among the guards. What does not trace so is traced with sizes from 2 on
-    (`capture.is_oblivious` is false then).
+    (`capture.is_oblivious` is false then). With `keeps_shape_guards`, a later `run` evaluates those, as torch does.
     """
+
+    def attempt(*, oblivious: bool) -> tuple[Capture, Any]:
+        return _capture(model, args, kwargs, marks, oblivious=oblivious, kept=("SHAPE_ENV",) * keeps_shape_guards)
+
     has_choice = not any(mark.kind == "oblivious" for mark in marks) and any(mark.kind == "backed" for mark in marks)
     found: tuple[Capture, Any] | None = None
     try:
-        found = _capture(model, args, kwargs, marks, oblivious=True)
+        found = attempt(oblivious=True)
         if not has_choice or not _unknown_sizes(found[0]):
             return found
-        plain = _capture(model, args, kwargs, marks, oblivious=False)
+        plain = attempt(oblivious=False)
     except ContractError:
         raise
     except TraceError:
@@ -107,7 +122,7 @@ def capture(
             return found
         if not has_choice:
             raise
-        return _capture(model, args, kwargs, marks, oblivious=False)
+        return attempt(oblivious=False)
     return plain if _unknown_sizes(plain[0]) < _unknown_sizes(found[0]) else found
 
 
@@ -117,7 +132,13 @@ def _unknown_sizes(captured: Capture) -> int:
 
 
 def _capture(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marks: Sequence[DimMark], *, oblivious: bool
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    marks: Sequence[DimMark],
+    *,
+    oblivious: bool,
+    kept: Sequence[str],
 ) -> tuple[Capture, Any]:
     import torch._dynamo
     from torch._subclasses import FakeTensor
@@ -127,21 +148,23 @@ def _capture(
 
     def record(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.get()
-        kept = Capture(graph, list(inputs), code=list(getattr(context, "traced_code", [])))
-        found.append(kept)
+        made = Capture(graph, list(inputs), code=list(getattr(context, "traced_code", [])))
+        found.append(made)
 
-        kept.is_checked = calls_operators(graph.graph) and not any(isinstance(v, FakeTensor) for v in inputs)
+        made.is_checked = calls_operators(graph.graph) and not any(isinstance(v, FakeTensor) for v in inputs)
 
         def run_graph(*values: Any) -> tuple[Any, ...]:
-            outputs = shadow_run(graph, values, CheckedRun if kept.is_checked else ShadowRun)
-            kept.results = [_mark(value, index) for index, value in enumerate(outputs)]
-            return tuple(kept.results)
+            if found[0].instead is not None:
+                return found[0].instead()  # type: ignore[no-any-return]
+            outputs = shadow_run(graph, values, CheckedRun if made.is_checked else ShadowRun)
+            made.results = [_mark(value, index) for index, value in enumerate(outputs)]
+            return tuple(made.results)
 
         return run_graph
 
     def drop_guards(entries: Sequence[Any]) -> list[bool]:
         guards.extend(_note(entry) for entry in entries)
-        return [False] * len(entries)
+        return [entry.guard_type in kept for entry in entries]
 
     entry = _fresh_entry()
     compiled = torch.compile(entry, backend=record, fullgraph=True, options={"guard_filter_fn": drop_guards})
@@ -156,7 +179,7 @@ def _capture(
     except ContractError:
         raise
     except Exception as error:
-        raise _explain(error) from error
+        raise explain(error) from error
     if not found:
         raise TraceError(
             "the model holds no tensor operation, so there is nothing to compile",
@@ -247,51 +270,3 @@ def _without_tracebacks() -> Iterator[None]:
     finally:
         for log in loggers:
             log.removeFilter(passes)
-
-
-_LOGGERS = ("torch._subclasses.fake_tensor", "torch._guards")
-
-_HINTS = (
-    (
-        r"builtin operator `print`",
-        "take the print out of forward, or put it under `if not torch.compiler.is_compiling()`",
-    ),
-    (r"[Dd]ata-dependent", "use torch.where, or make the branch an opaque operator of your own"),
-    (r"builtin|C/C\+\+", "use a tensor operation instead, or put the call into an opaque operator"),
-    (r"generator", "use a tensor operation instead, or put the call into an opaque operator"),
-)
-
-
-def _explain(error: Exception) -> TraceError | GuardError:
-    """Turn Dynamo's error into ours, with the user's last line and a hint."""
-    text = str(error)
-    frames = [frame for frame in _USER_FRAME.findall(text) if "site-packages/torch/" not in frame[0]]
-    place = f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    failed = _FAILED.search(text)
-    if (what := _WHAT.search(text)) is not None and failed is None:
-        first = f"{first} (`{what[1].strip()}`)"
-    if failed is not None:
-        first = failed[1]
-    facts = {"file": frames[-1][0] if frames else "", "line": int(frames[-1][1]) if frames else 0, "report": text}
-    if "ConstraintViolation" in type(error).__name__:
-        return GuardError(
-            f"a dimension declared dynamic is fixed by the model{' at ' + place if place else ''}: {_reason(text)}",
-            hint="leave it out of `dynamic`, or change the line so that every size is possible",
-            facts=facts,
-        )
-    is_unsupported = type(error).__name__ in ("Unsupported", "UserError") and "Observed exception" not in first
-    if failed is not None or not is_unsupported:
-        facts["fails"] = True
-        hint = "call the model uncompiled with inputs of these sizes to see it fail; mend it, or bound the dimension"
-        return TraceError(f"forward fails{' at ' + place if place else ''}: {first}", hint=hint, facts=facts)
-    advice = "rewrite the line as tensor operations, or put it into an opaque operator"
-    hint = next((hint for words, hint in _HINTS if re.search(words, text)), advice)
-    return TraceError(
-        f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts
-    )
-
-
-def _reason(text: str) -> str:
-    lines = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("-")]
-    return lines[0] if lines else text.splitlines()[0]

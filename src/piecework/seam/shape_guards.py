@@ -30,14 +30,14 @@ def read_shape_guards(
     for guard in environment.guards if environment is not None else ():
         line = str(getattr(guard.sloc, "maybe_user_loc", "") or getattr(guard.sloc, "framework_loc", ""))
         if all(symbol in table.declared for symbol in guard.expr.free_symbols):
-            found.append(ShapeGuard(str(table.text(guard.expr)), _place(line, files)))
+            found.append(ShapeGuard(str(table.text(guard.expr)), place_of(line, files)))
         elif type(guard.expr).__name__ == "Equality":
-            merged = merged or _place(line, files)
+            merged = merged or place_of(line, files)
     found += [ShapeGuard(f"{one} == {two}", merged) for one, two in equal]
     return tuple(dict.fromkeys(found))
 
 
-def _place(line: str, files: Collection[str]) -> str:
+def place_of(line: str, files: Collection[str]) -> str:
     """Turn torch's `code  # path:line in function` into `path:line (code)`."""
     code, _, place = line.partition("  # ")
     if not place:

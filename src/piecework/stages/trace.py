@@ -7,15 +7,16 @@ passes through Dynamo when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from piecework.errors import GuardError, OptionError, TraceError
+from piecework.errors import GuardError, TraceError
 from piecework.seam import dynamo
 from piecework.seam.fake import without_weights
+from piecework.seam.live_guards import LiveGuards
 from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
 from piecework.seam.shape_guards import read_shape_guards
@@ -23,7 +24,9 @@ from piecework.seam.symbols import SymbolTable, use_symbols
 from piecework.values.arguments import (
     LeafDims,
     bind_arguments,
+    check_leaves,
     dynamic_leaves,
+    linked_sizes,
     resize,
     symbol_sources,
     trace_sizes,
@@ -34,6 +37,8 @@ from piecework.values.graph import Binding, InputLeaf, ShapeGuard, TracedGraph
 from piecework.values.shapes import Range
 from piecework.values.signature import ScalarSpec, Spec, TensorSpec
 from piecework.values.tree import Tree, containers, leaves
+
+Traced = TypeVar("Traced")
 
 
 def trace(
@@ -52,12 +57,45 @@ def trace(
     """
     given = bind_arguments(model.forward, example)
     dims = dynamic_leaves(given, dynamic)
-    own = _check_linked(given, dims)
     within = bounds or {}
+    return _at_sizes(
+        linked_sizes(given, dims),
+        within,
+        lambda sizes, other: _trace_at(model, given, dims, sizes, other, within, device),
+    )
+
+
+def live_guards(
+    model: torch.nn.Module,
+    example: Sequence[Any] | Mapping[str, Any],
+    dynamic: Dynamic,
+    *,
+    device: str = "cpu",
+    bounds: Mapping[str, Range] | None = None,
+) -> LiveGuards:
+    """Trace `model` as `trace` does, and keep the conditions on sizes as guards that torch evaluates before a call."""
+    given = bind_arguments(model.forward, example)
+    dims = dynamic_leaves(given, dynamic)
+    within = bounds or {}
+
+    def at(sizes: Mapping[str, int], other: Mapping[str, int]) -> LiveGuards:
+        with without_weights(model, resize(given, dims, sizes), device) as arguments:
+            inputs = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
+            return LiveGuards(model, arguments, dynamo.marks_for(inputs, _varying(dims, within)), symbol_sources(dims))
+
+    return _at_sizes(linked_sizes(given, dims), within, at)
+
+
+def _at_sizes(
+    own: Mapping[str, int],
+    within: Mapping[str, Range],
+    attempt: Callable[[Mapping[str, int], Mapping[str, int]], Traced],
+) -> Traced:
+    """Return what an attempt gives at sizes of our choice, or where that fails at others; `own` are the example's."""
     sizes = trace_sizes(list(own), within, 0)
     other = trace_sizes(list(own), within, 1)
     try:
-        return _trace_at(model, given, dims, sizes, other, within, device)
+        return attempt(sizes, other)
     except TraceError as error:
         is_usable = own != sizes and all(
             n in within.get(name, (n,)) and (n > 1 or sizes[name] < 2) for name, n in own.items()
@@ -65,13 +103,13 @@ def trace(
         if not error.facts.get("fails") or not is_usable:
             raise
         # The inputs' values may agree with their sizes, and with no others.
-        return _trace_at(model, given, dims, own, own, within, device)
+        return attempt(own, own)
     except GuardError:
         if other == sizes:
             raise
         try:
             # The model may single the chosen size out, as in `tokens == 17`.
-            return _trace_at(model, given, dims, other, sizes, within, device)
+            return attempt(other, sizes)
         except (GuardError, TraceError):
             pass
         raise
@@ -89,9 +127,9 @@ def _trace_at(
     varying = _varying(dims, bounds)
     with without_weights(model, resize(given, dims, sizes), device) as arguments:
         inputs = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
-        _check_leaves(inputs)
+        check_leaves(inputs)
         before = read_attributes(model)
-        captured, result = dynamo.capture(model, (), arguments, _marks(inputs, varying))
+        captured, result = dynamo.capture(model, (), arguments, dynamo.marks_for(inputs, varying))
         refuse_writes(model, before)
         try:
             named = _name_inputs(model, captured.inputs, inputs)
@@ -158,41 +196,6 @@ def _varying(dims: Sequence[LeafDims], bounds: Mapping[str, Range]) -> list[Leaf
     """Return the dimensions that are symbols in this trace: those whose bounds are more than one number."""
     fixed = {name for name, bound in bounds.items() if bound.is_single}
     return [LeafDims(leaf.path, {d: m for d, m in leaf.dims.items() if m.name not in fixed}) for leaf in dims]
-
-
-def _check_leaves(inputs: Sequence[tuple[str, Any]]) -> None:
-    for path, leaf in inputs:
-        if not (leaf is None or isinstance(leaf, torch.Tensor | int | float | str)):
-            raise OptionError(
-                f"argument `{path}` is a `{type(leaf).__name__}`, which a program cannot be given",
-                hint="pass tensors, numbers and strings, in tuples, lists, dictionaries or dataclasses",
-                facts={"argument": path},
-            )
-
-
-def _check_linked(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> dict[str, int]:
-    """Return the example's size of each name; raise where one name has two."""
-    tensors = {path: leaf for name, value in arguments.items() for path, leaf in leaves(value, name)}
-    seen: dict[str, tuple[int, str]] = {}
-    for leaf in dims:
-        for dim, mark in leaf.dims.items():
-            size, place = tensors[leaf.path].shape[dim], f"{leaf.path}.shape[{dim}]"
-            known = seen.setdefault(mark.name, (size, place))
-            if known[0] != size:
-                raise GuardError(
-                    f"dimension `{mark.name}` is `{known[0]}` at `{known[1]}` and `{size}` at `{place}`",
-                    hint="dimensions of one name have one size; give the second a name of its own",
-                )
-    return {name: size for name, (size, _) in seen.items()}
-
-
-def _marks(inputs: Sequence[tuple[str, Any]], dims: Sequence[LeafDims]) -> list[dynamo.DimMark]:
-    tensors = dict(inputs)
-    return [
-        dynamo.DimMark(tensors[leaf.path], dim, mark.name, mark.kind)
-        for leaf in dims
-        for dim, mark in leaf.dims.items()
-    ]
 
 
 def _name_inputs(

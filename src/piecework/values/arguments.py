@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from piecework.errors import OptionError
+from piecework.errors import GuardError, OptionError
 from piecework.values.declaration import ATTRIBUTE, Declaration, Dim, Dynamic
 from piecework.values.graph import SymbolSource
 from piecework.values.shapes import Range
@@ -193,6 +193,33 @@ def _lay_out_like(example: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     for dim in order:
         stride[dim], step = step, step * tensor.shape[dim]
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def check_leaves(inputs: Sequence[tuple[str, Any]]) -> None:
+    """Raise where an argument holds what a program cannot be given."""
+    for path, leaf in inputs:
+        if not (leaf is None or isinstance(leaf, torch.Tensor | int | float | str)):
+            raise OptionError(
+                f"argument `{path}` is a `{type(leaf).__name__}`, which a program cannot be given",
+                hint="pass tensors, numbers and strings, in tuples, lists, dictionaries or dataclasses",
+                facts={"argument": path},
+            )
+
+
+def linked_sizes(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> dict[str, int]:
+    """Return the example's size of each name; raise where one name has two."""
+    tensors = {path: leaf for name, value in arguments.items() for path, leaf in leaves(value, name)}
+    seen: dict[str, tuple[int, str]] = {}
+    for leaf in dims:
+        for dim, mark in leaf.dims.items():
+            size, place = tensors[leaf.path].shape[dim], f"{leaf.path}.shape[{dim}]"
+            known = seen.setdefault(mark.name, (size, place))
+            if known[0] != size:
+                raise GuardError(
+                    f"dimension `{mark.name}` is `{known[0]}` at `{known[1]}` and `{size}` at `{place}`",
+                    hint="dimensions of one name have one size; give the second a name of its own",
+                )
+    return {name: size for name, (size, _) in seen.items()}
 
 
 def describe_pattern(arguments: Mapping[str, Any], dims: Sequence[LeafDims]) -> list[list[str]]:
