@@ -157,10 +157,13 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
     Where the model branches on sizes there are several traces, each with a record; the first names the others.
     """
     from piecework.stages.audit import trace_sides, unproven
+    from piecework.stages.split import resolve_split_ops
     from piecework.stages.trace import trace
 
     with phase(observer, "model"):
         source = request.make_source()
+    # Before the trace: an unknown name is told at once, and what a trace declares comes too late.
+    split_ops = resolve_split_ops(request.split_ops, request.split_ops_only)
     ranges = symbol_ranges(source.symbols(), request.ranges)
     with phase(observer, "trace"):
         attempt = partial(trace, source.model, source.example, source.dynamic, device=source.device)
@@ -168,14 +171,15 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
             sides = unproven(attempt(bounds=hull(ranges)), hull(ranges))
         else:
             sides = trace_sides(lambda b: attempt(bounds=b), hull(ranges), may_split=request.split_at_guards)
-    further = [_build_side(request, source, ranges, side, (), store, observer)[0] for side in sides[1:]]
-    return _build_side(request, source, ranges, sides[0], further, store, observer)
+    further = [_build_side(request, source, ranges, split_ops, side, (), store, observer)[0] for side in sides[1:]]
+    return _build_side(request, source, ranges, split_ops, sides[0], further, store, observer)
 
 
 def _build_side(
     request: Request,
     source: Source,
     ranges: Mapping[str, tuple[Range, ...]],
+    split_ops: frozenset[str],
     side: Side,
     siblings: Sequence[str],
     store: KernelStore,
@@ -185,7 +189,7 @@ def _build_side(
     from piecework.stages.graph_text import leave_graph
     from piecework.stages.record import make_record
     from piecework.stages.rewrite import naming_cuts, rewrite
-    from piecework.stages.split import resolve_split_ops, split
+    from piecework.stages.split import split
     from piecework.stages.unique import unique
     from piecework.values.narrow import assign, refine
 
@@ -193,8 +197,7 @@ def _build_side(
     with phase(observer, "passes"):
         traced, reports = rewrite(traced, request.passes, request.compiler, observer, request.witness)
     with phase(observer, "split"):
-        wanted = resolve_split_ops(request.split_ops, request.split_ops_only)
-        cut = request.witness("split", split(traced, wanted, merge_consecutive=request.merge_consecutive))
+        cut = request.witness("split", split(traced, split_ops, merge_consecutive=request.merge_consecutive))
     with phase(observer, "unique"):
         plan = request.witness("plan", unique(cut))
     own = clip(ranges, side.bounds)

@@ -9,6 +9,15 @@ from typing import Any
 import torch
 
 from piecework.api.drift import watch_drift
+from piecework.api.given import (
+    check_bodies,
+    check_example,
+    check_key,
+    check_model,
+    check_options,
+    check_store,
+    check_weights,
+)
 from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
 from piecework.api.live import evaluate_guards, refuse_direct, refuse_unbacked
@@ -65,14 +74,20 @@ def compile(
 
     Raises TraceError, GuardError, SplitError, CompileError, OptionError, StoreError.
     """
+    check_model(model)
+    check_options(options)
+    check_store(store)
+    check_bodies(ops)
+    examples = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    if not examples:
+        raise OptionError("`example_inputs` is an empty list", hint="give one example for each variant")
+    for example in examples:
+        check_example(example)
     settings = (options or CompileOptions()).resolve()
     watch = observer or report_to_log
     if settings.mode in (NONE, STOCK):
         return _uncompiled(model, example_inputs, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    examples = example_inputs if isinstance(example_inputs, list) else [example_inputs]
-    if not examples:
-        raise OptionError("`example_inputs` is an empty list", hint="give one example for each variant")
 
     def program_for(request: Request) -> Program:
         lazy = on_demand(request, settings.lazy_sizes, kept, watch)
@@ -169,6 +184,11 @@ def load(
     watch = observer or report_to_log
     if (key is None) == (model_folder is None):
         raise OptionError("`load` takes either `key` or `model_folder`", hint="give one of the two")
+    if key is not None:
+        check_key(key)
+    check_store(store, needed=True)
+    check_weights(weights)
+    check_bodies(ops)
     chosen = key if key is not None else newest_of_folder(str(model_folder), store)
     programs = []
     for one in chosen.split(","):

@@ -15,7 +15,7 @@ import torch
 
 from piecework.runtime.explain import Checked, Leaf, make_explainer, out_of_range_error, refuse_argument
 from piecework.values.shapes import Range
-from piecework.values.signature import TensorSpec
+from piecework.values.signature import BY_NAME, TensorSpec
 
 
 def compile_check(
@@ -33,7 +33,7 @@ def compile_check(
     constants = {leaf.path: leaf for leaf in leaves if leaf.spec is None}
     lines = [f"def call({', '.join(_parameter(name, checked, constants) for name, _ in checked.parameters)}):"]
     for name, default in checked.parameters:
-        if name not in checked.arguments:
+        if name != BY_NAME and name not in checked.arguments:
             lines.append(f"    if {name} is not None: refuse_argument({name!r}, {name}, {default!r})")
     lines += ["    try:"] + [f"        {leaf.name} = {leaf.path}" for leaf in leaves if leaf.name != leaf.path]
     tensors = [leaf for leaf in leaves if isinstance(leaf.spec, TensorSpec)]
@@ -66,6 +66,8 @@ def compile_check(
 
 
 def _parameter(name: str, checked: Checked, constants: Mapping[str, Leaf]) -> str:
+    if name == BY_NAME:
+        return name
     if name in constants:
         return f"{name}={_literal(constants[name].value)}"
     return name if name in checked.arguments and not _after_default(name, checked, constants) else f"{name}=None"
@@ -77,8 +79,8 @@ def _literal(value: Any) -> str:
 
 def _after_default(name: str, checked: Checked, constants: Mapping[str, Leaf]) -> bool:
     """Python wants no bare parameter after one with a default; such a one is checked as an argument all the same."""
-    earlier = itertools.takewhile(lambda item: item[0] != name, checked.parameters)
-    return any(other not in checked.arguments or other in constants for other, _ in earlier)
+    earlier = [other for other, _ in itertools.takewhile(lambda item: item[0] != name, checked.parameters)]
+    return BY_NAME not in earlier and any(other not in checked.arguments or other in constants for other in earlier)
 
 
 def _place(place: Sequence[Any], leaves: Sequence[Leaf]) -> str:
@@ -133,7 +135,7 @@ def _differs(leaf: Leaf) -> str:
 
 def _dispatch(checked: Checked, has_more: bool) -> list[str]:
     passed = ", ".join(checked.passed)
-    everything = ", ".join(name for name, _ in checked.parameters)
+    everything = ", ".join(f"{name}={name}" for name, _ in checked.parameters if name != BY_NAME)
     index, lines = "0", []
     for name, (_, ranges) in checked.symbols.items():
         low, high = ranges[0].low, ranges[-1].high

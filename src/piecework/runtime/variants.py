@@ -10,6 +10,7 @@ import torch
 
 from piecework.errors import InputError, ShapeOutOfRange
 from piecework.runtime.program import Program
+from piecework.values.signature import BY_NAME
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ def join_variants(programs: Sequence[Program]) -> Program:
         return programs[0]
     variants = [(program, pattern_of(program)) for program in programs]
     parameters = variants[0][1].parameters
-    names = [name for name, _ in parameters]
+    names = [name for name, _ in parameters if name != BY_NAME]
     table: dict[tuple[str, ...], list[Program]] = {}
     for program, pattern in variants:
         table.setdefault(pattern.arguments, []).append(program)
     choose = _chooser(variants, dict(parameters))
-    lines = [f"def call({', '.join(f'{name}=None' for name in names)}):"]
+    head = ", ".join(name if name == BY_NAME else f"{name}=None" for name, _ in parameters)
+    lines = [f"def call({head}):"]
     lines.append(f"    given = ({' '.join(f'{name} is not None,' for name in names)})")
     space: dict[str, Any] = {"choose": choose}
     plain = [given for given, fitting in table.items() if len(fitting) == 1 and not _has_constant(given, variants)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from safetensors.torch import load, save
 from piecework.seam.kinds import mutated_arguments
 from piecework.seam.names import module_of_operator
 from piecework.store.protocol import Store
+from piecework.values.arguments import parameters_of
 from piecework.values.declaration import registry
 from piecework.values.graph import Plan, TracedGraph
 from piecework.values.record import Evidence, PieceRecord, Record, SourceFile
@@ -71,7 +71,7 @@ def make_record(
     )
     return Record(
         factors=factors,
-        parameters=_parameters(source.model.forward, traced.arguments),
+        parameters=parameters_of(source.model.forward, traced.arguments),
         arguments=traced.arguments,
         inputs=_inputs(traced),
         symbols=tuple({"name": s.name, "kind": s.kind, "places": [list(p) for p in s.places]} for s in traced.symbols),
@@ -110,17 +110,6 @@ def _portable(line: str, sources: Sequence[SourceFile]) -> str:
         return f"{best.package}/{best.path}:{rest}"
     _, installed, inside = path.rpartition("site-packages/")
     return f"{inside if installed else path.rpartition('/')[2]}:{rest}"
-
-
-def _parameters(forward: Callable[..., Any], arguments: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    """Return forward's named parameters with those defaults that are plain data, then further traced arguments."""
-    found = []
-    for name, parameter in inspect.signature(forward).parameters.items():
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            continue
-        default = parameter.default
-        found.append((name, default if isinstance(default, int | float | str | bool) else None))
-    return (*found, *((name, None) for name in arguments if name not in dict(found)))
 
 
 def _inputs(traced: TracedGraph) -> tuple[dict[str, Any], ...]:

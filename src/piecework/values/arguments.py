@@ -13,6 +13,7 @@ from piecework.errors import GuardError, OptionError
 from piecework.values.declaration import ATTRIBUTE, Declaration, Dim, Dynamic
 from piecework.values.graph import SymbolSource
 from piecework.values.shapes import Range
+from piecework.values.signature import BY_NAME
 from piecework.values.tree import children, containers, leaves, map_leaves
 
 _PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41)
@@ -44,6 +45,26 @@ def bind_arguments(forward: Callable[..., Any], example: Sequence[Any] | Mapping
             raise OptionError(f"forward takes `*{name}`, which has no names", hint="give its arguments names")
         named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     return {name: value for name, value in named.items() if value is not None}
+
+
+def parameters_of(forward: Callable[..., Any], arguments: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """Return forward's named parameters with those defaults that are plain data, then further traced arguments.
+
+    A parameter named `*` stands before those that are given by name alone.
+    """
+    kinds, by_name = inspect.Parameter, False
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(forward).parameters.items():
+        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            continue
+        if parameter.kind is kinds.KEYWORD_ONLY and not by_name:
+            by_name, found[BY_NAME] = True, None
+        default = parameter.default
+        found[name] = default if isinstance(default, int | float | str | bool) else None
+    further = [name for name in arguments if name not in found]
+    if further and not by_name:
+        found[BY_NAME] = None
+    return (*found.items(), *((name, None) for name in further))
 
 
 def declared_dynamic(model: Any, dynamic: Dynamic | None) -> Dynamic:

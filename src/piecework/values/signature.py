@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 Size = int | str
+BY_NAME = "*"  # stands among a program's parameters before those that are given by name alone
 
 _TENSOR = re.compile(r"(weight )?(\w+)\[(.*?)\](?: strides\[(.*?)\])? (\w+)")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from piecework.errors import CaptureError
 from piecework.runtime.explain import Checked, Leaf
 from piecework.runtime.program import Program
 from piecework.runtime.regions import BoundRegion, BoundResult, BoundRun, bound_run
-from piecework.values.arguments import bind_arguments, declared_dynamic, dynamic_leaves
+from piecework.values.arguments import bind_arguments, declared_dynamic, dynamic_leaves, parameters_of
 from piecework.values.declaration import Dynamic, registry
 from piecework.values.graph import OPAQUE
 from piecework.values.shapes import Range, format_box
@@ -164,7 +163,7 @@ def model_source(
             symbols[mark.name] = ((*places, (path, dim)), ranges)
     passed = (*symbols, *(leaf.name for leaf in found))
     checked = Checked(
-        parameters=_parameters(forward), arguments=tuple(arguments), symbols=symbols, passed=passed,
+        parameters=parameters_of(forward, tuple(arguments)), arguments=tuple(arguments), symbols=symbols, passed=passed,
         on_cuda=any(isinstance(leaf.spec, TensorSpec) and leaf.spec.device == "cuda" for leaf in found),
         containers=tuple(item for name, value in arguments.items() for item in containers(value, name)),
     )  # fmt: skip
@@ -246,12 +245,6 @@ def _spec(tensor: Tensor, dims: Mapping[int, Any]) -> TensorSpec:
     shape = tuple(dims[d].name if d in dims else size for d, size in enumerate(tensor.shape))
     stride = None if tensor.is_contiguous() else tuple(tensor.stride())
     return TensorSpec(str(tensor.dtype).removeprefix("torch."), shape, stride, tensor.device.type)
-
-
-def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    found = [p for p in inspect.signature(forward).parameters.values() if p.kind not in kinds]
-    return tuple((p.name, p.default if isinstance(p.default, int | float | str | bool) else None) for p in found)
 
 
 def _device_of(tensors: Iterable[Tensor], found: Sequence[Leaf]) -> torch.device:
