@@ -75,9 +75,12 @@ class CaptureOptions:
         for name in ("decode_sizes", "prefill_sizes"):
             object.__setattr__(self, name, _sizes(name, getattr(self, name)))
 
-    def resolve(self, platform: str, mode: str, largest: int) -> CapturePlan:
-        """Return the plan for a platform and a mode, no size above `largest`, or raise OptionError with the reason."""
-        defaults = default_capture(platform, mode)
+    def resolve(self, platform: str, mode: str, largest: int, rule: str = "") -> CapturePlan:
+        """Return the plan for a platform and a mode, no size above `largest`, or raise OptionError with the reason.
+
+        `rule` is what the optimisation level says of capture.
+        """
+        defaults = default_capture(platform, mode, rule)
         decode = self._phase(DECODE, defaults[DECODE], platform, mode, largest, DECODE_MAXIMUM)
         prefill = self._phase(PREFILL, defaults[PREFILL], platform, mode, largest, PREFILL_MAXIMUM)
         whole = WholeForward(self.whole_forward_max or 0, self.whole_forward_mode or WholeForward().compiler_mode)

@@ -17,7 +17,10 @@ NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
 DEFAULT_PASSES: tuple[str, ...] = ()
 MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
 COMPILERS = ("eager", "aot_eager", "inductor")
+BY_PHASE = "by phase"  # decode full, prefill as the mode allows
+ONE_RANGE = ((1, 8192),)
 DEFAULT_RANGES = ((1, 64), (65, 8192))
+MANY_RANGES = ((1, 16), (17, 64), (65, 512), (513, 8192))
 MOST_TOKENS = 1 << 22  # a program looks its range up in a table with a row for every size
 
 
@@ -36,8 +39,8 @@ class CompileOptions:
         text="eager, aot_eager, inductor, a callable (graph module, inputs) -> callable, or a compiler as an object",
     )
     max_num_batched_tokens: int = _option(8192, keyed=True, text="largest size that a program serves")
-    ranges: tuple[tuple[int, int], ...] = _option(
-        DEFAULT_RANGES, keyed=True, text="token counts that share an artifact; clipped to the maximum"
+    ranges: tuple[tuple[int, int], ...] | None = _option(
+        None, keyed=True, text="token counts that share an artifact; clipped to the maximum"
     )
     single_sizes: tuple[int, ...] = _option(
         (), keyed=True, text="sizes that get an artifact of their own, beside size 1"
@@ -60,6 +63,9 @@ class CompileOptions:
     evaluate_guards: bool = _option(
         False, keyed=True, text="debugging: prove no guard on sizes; torch evaluates them before each call"
     )
+    autotune: bool | None = _option(
+        None, keyed=True, text="let the compiler time several kernels while it builds, and keep the fastest"
+    )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
@@ -78,7 +84,8 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _mode(self.mode))
-        object.__setattr__(self, "ranges", _ranges(self.ranges))
+        if self.ranges is not None:
+            object.__setattr__(self, "ranges", _ranges(self.ranges))
         object.__setattr__(self, "single_sizes", _tuple("single_sizes", self.single_sizes, int))
         object.__setattr__(self, "lazy_sizes", _tuple("lazy_sizes", self.lazy_sizes, int))
         object.__setattr__(self, "split_ops", _tuple("split_ops", self.split_ops, str))
@@ -107,8 +114,8 @@ class CompileOptions:
             )
         if any(size < 1 for size in self.lazy_sizes):
             raise OptionError(f"`lazy_sizes` is `{self.lazy_sizes}`", hint="give whole numbers from 1 up")
-        for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
-            if not isinstance(getattr(self, name), bool):
+        for name in (each.name for each in fields(self) if isinstance(each.default, bool) or each.name == "autotune"):
+            if not isinstance(getattr(self, name), bool) and not (name == "autotune" and self.autotune is None):
                 raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")
         budget = self.compile_budget_s
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
@@ -125,15 +132,23 @@ class CompileOptions:
         """Return the options with every `None` replaced from the level's table."""
         table = LEVELS[self.optimization_level]
         ranges = self.ranges
-        if ranges == DEFAULT_RANGES and self.max_num_batched_tokens > ranges[-1][1]:
-            ranges = (*ranges[:-1], (ranges[-1][0], self.max_num_batched_tokens))
+        if ranges is None:
+            ranges = table["ranges"]
+            if self.max_num_batched_tokens > ranges[-1][1]:
+                ranges = (*ranges[:-1], (ranges[-1][0], self.max_num_batched_tokens))
         return replace(
             self,
             mode=self.mode or table["mode"],
             compiler=self.compiler or table["compiler"],
             passes=table["passes"] if self.passes is None else self.passes,
+            autotune=table["autotune"] if self.autotune is None else self.autotune,
             ranges=ranges,
         )
+
+    @property
+    def capture_rule(self) -> str:
+        """What the level says of capture where nothing is asked for: one capture for both phases, or by phase."""
+        return str(LEVELS[self.optimization_level]["capture"])
 
     def keyed(self) -> dict[str, Any]:
         """Return the fields that enter keys, as plain data."""
@@ -141,29 +156,36 @@ class CompileOptions:
 
 
 LEVELS: dict[int, dict[str, Any]] = {
-    0: {"mode": NONE, "compiler": "eager", "capture": "none", "passes": (), "ranges": "none", "autotune": False},
+    0: {
+        "mode": NONE,
+        "compiler": "eager",
+        "capture": "none",
+        "passes": (),
+        "ranges": DEFAULT_RANGES,
+        "autotune": False,
+    },
     1: {
         "mode": PIECEWISE,
         "compiler": "inductor",
         "capture": "piecewise",
         "passes": (),
-        "ranges": "as given",
+        "ranges": ONE_RANGE,
         "autotune": False,
     },
     2: {
         "mode": PIECEWISE,
         "compiler": "inductor",
-        "capture": "by phase",
+        "capture": BY_PHASE,
         "passes": DEFAULT_PASSES,
-        "ranges": "as given",
+        "ranges": DEFAULT_RANGES,
         "autotune": False,
     },
     3: {
         "mode": PIECEWISE,
         "compiler": "inductor",
-        "capture": "by phase",
+        "capture": BY_PHASE,
         "passes": DEFAULT_PASSES,
-        "ranges": "as given",
+        "ranges": MANY_RANGES,
         "autotune": True,
     },
 }

@@ -65,4 +65,5 @@ def test_what_the_caller_sets_wins_over_the_level() -> None:
     assert (given.mode, given.compiler) == ("trace_once", options.LEVELS[0]["compiler"])
     for level, values in options.LEVELS.items():
         resolved = options.CompileOptions(optimization_level=level).resolve()
-        assert (resolved.mode, resolved.compiler) == (values["mode"], values["compiler"])
+        found = {name: getattr(resolved, "capture_rule" if name == "capture" else name) for name in values}
+        assert found == values, f"-O{level} does not fill in all of its table"

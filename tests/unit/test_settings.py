@@ -108,7 +108,7 @@ def test_what_are_no_ranges(text: str) -> None:
 def test_ranges_beyond_the_default_maximum_follow_it() -> None:
     found = settings(max_num_batched_tokens=16384)
     assert found.options.ranges == ((1, 64), (65, 16384))
-    assert found.origins["ranges"] == "other options"
+    assert found.origins["ranges"] == "level table -O2"
 
 
 def test_pairs_are_json_where_they_can_be() -> None:

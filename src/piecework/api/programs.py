@@ -126,7 +126,7 @@ def chosen(settings: CompileOptions) -> tuple[Compiler, tuple[GraphPass, ...]]:
     passes = resolve_passes(settings.passes or ())
     on_pieces = [one for one in passes if one.runs_on == PIECE]
     rewrite = PieceRewriting(on_pieces) if on_pieces else None
-    return select_compiler(settings.compiler, rewrite), passes
+    return select_compiler(settings.compiler, rewrite, autotune=bool(settings.autotune)), passes
 
 
 def request_for(
@@ -160,7 +160,7 @@ def request_for(
 
 
 def _ranges(settings: CompileOptions) -> tuple[Range, ...]:
-    cuts = partition(settings.ranges, settings.single_sizes, settings.max_num_batched_tokens)
+    cuts = partition(settings.ranges or (), settings.single_sizes, settings.max_num_batched_tokens)
     return cuts if settings.size_one else tuple(cut for cut in cuts if cut != Range(1, 1)) or cuts
 
 

@@ -22,7 +22,9 @@ def check_capture(flags: CaptureFlags, device: str, options: CompileOptions) -> 
     if "cudagraph_capture_sizes" in given:
         sizes = parse_numbers(given["cudagraph_capture_sizes"], "--cudagraph-capture-sizes")
         given["cudagraph_capture_sizes"] = tuple(sizes)
-    plan = from_familiar(given).resolve(device.partition(":")[0], str(options.mode), options.max_num_batched_tokens)
+    plan = from_familiar(given).resolve(
+        device.partition(":")[0], str(options.mode), options.max_num_batched_tokens, options.capture_rule
+    )
     if plan.phases:
         raise OptionError(
             f"`generate` runs every step as it is, so {plan.phases[0].phase} cannot be captured "
@@ -37,4 +39,5 @@ def capture_lines(device: str, options: CompileOptions) -> list[str]:
     from piecework.values.coverage import summarize
 
     largest = options.max_num_batched_tokens
-    return summarize(CaptureOptions().resolve(device.partition(":")[0], str(options.mode), largest), largest)
+    plan = CaptureOptions().resolve(device.partition(":")[0], str(options.mode), largest, options.capture_rule)
+    return summarize(plan, largest)

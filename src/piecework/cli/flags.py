@@ -67,6 +67,9 @@ class CompileFlags:
     single_sizes: Annotated[
         str | None, flag(COMPILE_GROUP, "Sizes with an artifact of their own, as 8,16.", metavar="SIZES")
     ] = None
+    autotune: Annotated[
+        bool | None, flag(COMPILE_GROUP, "Let the compiler time several kernels while it builds, and keep the fastest.")
+    ] = None
     passes: Annotated[
         str | None,
         flag(COMPILE_GROUP, "The whole list of passes over the graph, as no_ops,…; empty: none.", metavar="PASSES"),

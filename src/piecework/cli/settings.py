@@ -21,7 +21,7 @@ from piecework.options import NONE, CompileOptions, from_mapping
 from piecework.store.protocol import KernelStore, RecordCheck
 
 DEFAULT, COMMAND_LINE = "default", "command line"
-TABLED = ("mode", "compiler", "passes")
+TABLED = ("mode", "compiler", "passes", "ranges", "autotune")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def _given(flags: CompileFlags, maximum: int) -> dict[str, Any]:
         "max_num_batched_tokens": int,
         "ranges": lambda text: parse_ranges(text, maximum),
         "single_sizes": lambda text: parse_numbers(text, "--single-sizes"),
+        "autotune": bool,
         "passes": parse_names,
         "split_ops": parse_names,
         "split_ops_only": parse_names,

@@ -18,18 +18,19 @@ NAMES = ("eager", "aot_eager", "inductor")
 
 
 def select_compiler(
-    name: str | Callable[..., Any] | Compiler | None, rewrite: PieceRewrite | None = None
+    name: str | Callable[..., Any] | Compiler | None, rewrite: PieceRewrite | None = None, *, autotune: bool = False
 ) -> Compiler:
     """Return the compiler of a name, a compiler as it is, or one that calls a function of the user's for each piece.
 
     `rewrite` are the passes on functional pieces; a compiler that has no functional piece goes without them.
+    `autotune` lets Inductor time several kernels while it builds; other compilers have nothing to choose from.
     """
-    compiler = _compiler(name)
+    compiler = _compiler(name, autotune)
     with_passes: Callable[[PieceRewrite], Compiler] | None = getattr(compiler, "with_passes", None)
     return with_passes(rewrite) if rewrite is not None and with_passes is not None else compiler
 
 
-def _compiler(name: str | Callable[..., Any] | Compiler | None) -> Compiler:
+def _compiler(name: str | Callable[..., Any] | Compiler | None, autotune: bool) -> Compiler:
     if isinstance(name, Compiler) and not isinstance(name, type):
         return name
     if callable(name):
@@ -39,7 +40,7 @@ def _compiler(name: str | Callable[..., Any] | Compiler | None) -> Compiler:
     if name == "aot_eager":
         return AotEagerCompiler()
     if name == "inductor":
-        return InductorCompiler()
+        return InductorCompiler(options={"max_autotune": True} if autotune else None)
     near = difflib.get_close_matches(str(name), NAMES, n=1)
     meant = f"did you mean `{near[0]}`? " if near else ""
     raise OptionError(f"compiler `{name}` is unknown", hint=f"{meant}known are {', '.join(NAMES)}, or a function")

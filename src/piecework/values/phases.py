@@ -89,10 +89,16 @@ class CapturePlan:
         return tuple(phase for phase in (self.decode, self.prefill) if phase.is_captured)
 
 
-def default_capture(platform: str, mode: str) -> dict[str, tuple[str, str]]:
-    """Return for each phase what is captured where nothing is asked for, and why."""
+def default_capture(platform: str, mode: str, rule: str = "") -> dict[str, tuple[str, str]]:
+    """Return for each phase what is captured where nothing is asked for, and why.
+
+    A `rule` of the optimisation level may name one capture for both phases.
+    """
     if platform != "cuda":
         return dict.fromkeys(PHASES, (NONE, f"on `{platform}` nothing is captured: there are no CUDA graphs"))
+    if rule in CAPTURES:
+        legal = rule if not TABLE[mode, rule] else NONE
+        return dict.fromkeys(PHASES, (legal, TABLE[mode, rule] or "the default of the optimisation level"))
     prefill = {"piecewise": PIECEWISE, "none": BREAKABLE}.get(mode, NONE)
     why = TABLE[mode, PIECEWISE] if prefill == NONE else "the default"
     return {
