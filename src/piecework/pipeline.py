@@ -35,7 +35,6 @@ from piecework.values.verdict import Check, let_pass
 if TYPE_CHECKING:
     from piecework.stages.audit import Side
 
-
 Result = TypeVar("Result")
 # Is shown each value between two stages by its name, and gives the value to go on with.
 Witness = Callable[[str, Any], Any]
@@ -152,9 +151,8 @@ def find_or_build(
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:
     """Trace, cut and compile a model into the store; return its record's key and the record.
 
-    Nothing is run but new artifacts, each beside its text.
-
-    Where the model branches on sizes there are several traces, each with a record; the first names the others.
+    Nothing is run but new artifacts, each beside its text. Where the model branches on sizes there are several traces,
+    each with a record; the first names the others.
     """
     from piecework.stages.audit import trace_sides, unproven
     from piecework.stages.split import resolve_split_ops
@@ -167,10 +165,8 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
     ranges = symbol_ranges(source.symbols(), request.ranges)
     with phase(observer, "trace"):
         attempt = partial(trace, source.model, source.example, source.dynamic, device=source.device)
-        if request.evaluate_guards:
-            sides = unproven(attempt(bounds=hull(ranges)), hull(ranges))
-        else:
-            sides = trace_sides(lambda b: attempt(bounds=b), hull(ranges), may_split=request.split_at_guards)
+        sides_of = unproven if request.evaluate_guards else partial(trace_sides, may_split=request.split_at_guards)
+        sides = sides_of(lambda bounds: attempt(bounds=bounds), hull(ranges))
     further = [_build_side(request, source, ranges, split_ops, side, (), store, observer)[0] for side in sides[1:]]
     return _build_side(request, source, ranges, split_ops, sides[0], further, store, observer)
 

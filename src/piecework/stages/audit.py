@@ -82,9 +82,9 @@ def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_s
     return tuple(sorted(sides, key=lambda side: -_width(side.bounds)))
 
 
-def unproven(traced: TracedGraph, bounds: Bounds) -> tuple[Side, ...]:
-    """Return one trace as the whole program, its conditions unproven: whoever calls it has to evaluate them."""
-    return (Side(bounds, traced, ()),)
+def unproven(trace: Callable[[Bounds], TracedGraph], bounds: Bounds) -> tuple[Side, ...]:
+    """Trace once and take that for the whole program, its conditions unproven: whoever calls it has to evaluate them."""
+    return (Side(bounds, trace(bounds), ()),)
 
 
 _ADVICE = "make the branch an opaque operator of your own, or pad sizes to a ladder before the call"
