@@ -83,7 +83,7 @@ def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_s
 
 
 def unproven(trace: Callable[[Bounds], TracedGraph], bounds: Bounds) -> tuple[Side, ...]:
-    """Trace once and take that for the whole program, its conditions unproven: whoever calls it has to evaluate them."""
+    """Trace once and take that for the whole program, its conditions unproven: whoever calls it evaluates them."""
     return (Side(bounds, trace(bounds), ()),)
 
 
