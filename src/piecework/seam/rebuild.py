@@ -182,8 +182,8 @@ def _make_input(name: str, spec: Spec, sizes: Mapping[str, Any], mode: Any) -> A
             f"parameter `{name}` is a `{spec.kind}` that varies from call to call, which does not compile",
             hint="make the number a tensor, or run this piece with the eager compiler",
         )
-    shape = [_evaluate(size, sizes) for size in spec.shape]
-    stride = _contiguous(shape) if spec.stride is None else [_evaluate(size, sizes) for size in spec.stride]
+    shape = [size_at(size, sizes) for size in spec.shape]
+    stride = _contiguous(shape) if spec.stride is None else [size_at(size, sizes) for size in spec.stride]
     with mode:
         return torch.empty_strided(shape, stride, dtype=getattr(torch, spec.dtype), device=spec.device)
 
@@ -202,7 +202,8 @@ def _symbolic_stride(shape: list[Any]) -> tuple[Any, ...]:
     return tuple(reversed(stride))
 
 
-def _evaluate(size: Size, sizes: Mapping[str, Any]) -> Any:
+def size_at(size: Size, sizes: Mapping[str, Any]) -> Any:
+    """Return what a size is where its names have these values."""
     if isinstance(size, int):
         return size
     return eval(compile(size, "<size>", "eval"), {"__builtins__": {}, **_SIZE_FUNCTIONS}, dict(sizes))
