@@ -59,7 +59,7 @@ def make_app() -> App:
     from cyclopts import App
 
     import piecework
-    from piecework.cli import bisect, commands, doctor, look, store
+    from piecework.cli import bisect, commands, doctor, look, store, traffic
 
     app = App(
         name="piecework",
@@ -67,7 +67,7 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    looking = (look.explain, look.dump, look.check, bisect.bisect, doctor.doctor)
+    looking = (look.explain, look.dump, look.check, traffic.traffic, bisect.bisect, doctor.doctor)
     for command in (commands.generate, commands.build, *looking):
         app.command(command)
     app.command(store.make_app())

@@ -26,7 +26,7 @@ from piecework.values.sources import readable_source, readable_value
 __all__ = ["EMPTY", "explain_guards", "explain_record", "find_or_plan"]
 
 
-class _NamedOnly:
+class NamedOnly:
     """Stand for a compiler by its name and version, so that artifacts get their keys; compile nothing."""
 
     def __init__(self, name: str, version: str) -> None:
@@ -59,7 +59,7 @@ def find_or_plan(
     )
     if found is not None:
         return (*found, store)
-    only = _NamedOnly(request.compiler.name, request.compiler.version)
+    only = NamedOnly(request.compiler.name, request.compiler.version)
     planned = MemoryStore()
     return (*build(replace(request, compiler=only), planned, ignore), planned)
 

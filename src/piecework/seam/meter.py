@@ -32,12 +32,16 @@ _FUSIBLE = {
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a tensor that one operator touches: which memory and how large, which part, and its distinct bytes."""
+    """The part of a tensor that one operator touches: which memory and how large, which part, and its distinct bytes.
+
+    Of a table some rows are read or written: how many follows from the step, which ones does not.
+    """
 
     memory: int
     memory_bytes: int
     place: str
     size_bytes: int
+    is_rows: bool = False
 
 
 def distinct_bytes(extents: Iterable[Extent]) -> int:
@@ -96,7 +100,8 @@ class Meter:
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        self._mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        self._sizes = ShapeEnv()
+        self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
         self._memory: dict[int, int] = {}
         self._within, self._calls = "", 0
         self._kept: list[Tensor] = []  # memory that is given back may be another's next
@@ -127,7 +132,7 @@ class Meter:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note what runs in the block."""
-        with self._mode, torch.no_grad(), self._mode.shape_env.ignore_fresh_unbacked_symbols(), Watching(self._around):
+        with self._mode, torch.no_grad(), self._sizes.ignore_fresh_unbacked_symbols(), Watching(self._around):
             yield
 
     def _around(self, name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,7 +200,8 @@ class Meter:
 
     def _rows(self, extent: Extent, size_bytes: int) -> Extent:
         """Return some rows of a tensor: nobody knows which."""
-        return replace(extent, place=f"rows {len(self.launches)}", size_bytes=min(size_bytes, extent.size_bytes))
+        fewer = min(size_bytes, extent.size_bytes)
+        return replace(extent, place=f"rows {len(self.launches)}", size_bytes=fewer, is_rows=True)
 
 
 def _is_composite(name: str) -> bool:

@@ -99,5 +99,5 @@ def join_calls(launches: Sequence[Launch], leaving: frozenset[int]) -> tuple[Gro
 
 
 def bytes_of_memory(groups: Sequence[Group], memory: frozenset[int]) -> int:
-    """Add up what groups read of some memory."""
-    return sum(distinct_bytes(e for e in group.reads if e.memory in memory) for group in groups)
+    """Add up what groups read of some memory, whatever the step; rows of a table that are gathered are left out."""
+    return sum(distinct_bytes(e for e in group.reads if e.memory in memory and not e.is_rows) for group in groups)

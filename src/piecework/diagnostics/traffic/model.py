@@ -6,7 +6,7 @@ It is a model that explains, not a measurement: logical bytes, each result in me
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from piecework.diagnostics.traffic.fuse import Group, bytes_of_memory, join_calls, join_launches
@@ -91,7 +91,7 @@ class Traffic:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of weights that the fused form reads; rows of a table are counted as far as they are gathered."""
+        """The bytes of weights that any step reads; the rows that it gathers of a table are no part of them."""
         return sum(one.weight_bytes * one.sites for one in self.sites)
 
     @property
@@ -128,9 +128,17 @@ def _as_dict(one: SiteTraffic) -> dict[str, Any]:
 
 
 def count_traffic(
-    record: Record, pieces: Sequence[str], sizes: Mapping[str, int], reference_of: ReferenceOf = lambda name: None
+    record: Record,
+    pieces: Sequence[str],
+    sizes: Mapping[str, int],
+    reference_of: ReferenceOf = lambda name: None,
+    *,
+    as_one: str = "",
 ) -> tuple[SiteTraffic, ...]:
-    """Count the bytes of each region of a record at given sizes; regions that launch the same are counted together."""
+    """Count the bytes of each region of a record at given sizes; regions that launch the same are counted together.
+
+    `as_one` names the operator that a whole region is, where the graph does not say so.
+    """
     walked = walk(record, pieces, sizes, reference_of)
     found: dict[tuple[Any, ...], SiteTraffic] = {}
     later: list[frozenset[int]] = []
@@ -139,15 +147,15 @@ def count_traffic(
         later.append(read)
         read = read | {extent.memory for launch in region.launches for extent in launch.reads}
     for region, leaving in zip(walked.regions, reversed(later), strict=True):
-        one = _count(region, leaving, walked)
+        one = _count(region, leaving, walked, as_one)
         alike = (one.name, one.operators, one.columns)
         known = found.get(alike)
         found[alike] = SiteTraffic(**{**vars(one), "sites": known.sites + 1}) if known else one
     return tuple(one for one in found.values() if one.operators)
 
 
-def _count(region: RegionLaunches, leaving: frozenset[int], walked: Walk) -> SiteTraffic:
-    launches = region.launches
+def _count(region: RegionLaunches, leaving: frozenset[int], walked: Walk, as_one: str) -> SiteTraffic:
+    launches = [replace(each, within=as_one, call=1) if as_one else each for each in region.launches]
     groups = join_launches(launches, leaving)
     number = {member: index for index, group in enumerate(groups) for member in group.members}
     columns = Columns(
