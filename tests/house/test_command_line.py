@@ -16,7 +16,7 @@ from house.source_tree import GOLDEN, PACKAGE
 if not (PACKAGE / "cli" / "main.py").is_file():
     pytest.skip("piecework.cli.main is not written yet", allow_module_level=True)
 
-COMMANDS = ("generate", "build", "explain", "dump", "check", "bisect", "doctor", "store")
+COMMANDS = ("generate", "build", "explain", "dump", "check", "bisect", "doctor", "store", "serve", "prewarm")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -59,7 +59,7 @@ def make_app() -> App:
     from cyclopts import App
 
     import piecework
-    from piecework.cli import bisect, commands, doctor, look, store, traffic
+    from piecework.cli import bisect, commands, doctor, look, serve, store, traffic
 
     app = App(
         name="piecework",
@@ -68,7 +68,7 @@ def make_app() -> App:
         version_flags=["--version"],
     )
     looking = (look.explain, look.dump, look.check, traffic.traffic, bisect.bisect, doctor.doctor)
-    for command in (commands.generate, commands.build, *looking):
+    for command in (commands.generate, commands.build, serve.serve, serve.prewarm, *looking):
         app.command(command)
     app.command(store.make_app())
     return app

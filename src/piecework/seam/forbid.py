@@ -15,9 +15,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import PurePath
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from piecework.errors import CompileForbidden
@@ -27,11 +28,28 @@ _WATCHED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "torch._dynamo.convert_frame": (("_compile", "Dynamo"),),
     "torch._functorch.aot_autograd": (("create_aot_state", "AOTAutograd"),),
     "torch._inductor.compile_fx": (("_compile_fx_inner", "Inductor"),),
+    "torch._inductor.runtime.triton_heuristics": (("CachingAutotuner.benchmark_all_configs", "Inductor autotune"),),
     "triton.compiler.compiler": (("compile", "Triton"),),
     "triton.compiler": (("compile", "Triton"),),
+    "triton.runtime.autotuner": (("Autotuner._bench", "Triton autotune"),),
+    "deep_gemm.jit.compiler": (("build", "DeepGEMM"), ("Compiler.build", "DeepGEMM")),
 }
-_COMPILERS = re.compile(r"(?:[\w.-]+-)?(?:g\+\+|gcc|c\+\+|cc|clang(?:\+\+)?|nvcc|hipcc|ptxas|icpx)(?:-[\d.]+)?")
+# `ninja` is what builds C++ extensions run their compiler by: as a grandchild, it is not seen itself.
+_COMPILERS = re.compile(
+    r"(?:[\w.-]+-)?(?:g\+\+|gcc|c\+\+|cc|clang(?:\+\+)?|nvcc|hipcc|ptxas|icpx|ninja)(?:-[\d.]+)?"
+)
 _MARK = "_piecework_watched"
+
+
+@dataclass(frozen=True)
+class Compile:
+    """A compile that is about to happen: by what, and of what as far as that is known."""
+
+    kind: str
+    what: str = ""
+
+
+Listener = Callable[[Compile], None]
 
 
 class _Watch:
@@ -40,6 +58,7 @@ class _Watch:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._forbidden = 0
+        self._listeners: list[Listener] = []
         self._installed = False
         self._lock = threading.Lock()
 
@@ -57,15 +76,21 @@ class _Watch:
 
     def mark(self, module: ModuleType) -> None:
         """Put a mark on what is watched in a module."""
-        for function_name, kind in _WATCHED[module.__name__]:
-            function = getattr(module, function_name, None)
-            if callable(function) and not hasattr(function, _MARK):
-                setattr(module, function_name, self._marked(function, kind))
+        for path, kind in _WATCHED[module.__name__]:
+            class_name, _, function_name = path.rpartition(".")
+            owner = getattr(module, class_name, None) if class_name else module
+            function = getattr(owner, function_name, None)
+            if owner is None or not callable(function) or hasattr(function, _MARK):
+                continue
+            # What a class method is bound to has to stay its first argument.
+            is_bound = isinstance(owner, type) and isinstance(vars(owner).get(function_name), classmethod)
+            marked: Any = self._marked(function.__func__ if is_bound else function, kind)
+            setattr(owner, function_name, classmethod(marked) if is_bound else marked)
 
     def _marked(self, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self.note(kind)
+            self.note(kind, _subject(args))
             return function(*args, **kwargs)
 
         setattr(watched, _MARK, True)
@@ -73,15 +98,17 @@ class _Watch:
 
     def _audit(self, event: str, values: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and values:
-            words = [values[0], *(values[1] if isinstance(values[1], list | tuple) else [values[1]])][:2]
-            names = [PurePath(_text(word).split(" ")[0]).name for word in words if word]
+            words = [values[0], *(values[1] if isinstance(values[1], list | tuple) else [values[1]])]
+            names = [PurePath(_text(word).split(" ")[0]).name for word in words[:2] if word]
             found = next((name for name in names if _COMPILERS.fullmatch(name)), None)
             if found is not None:
-                self.note(found)
+                self.note(found, _text(words[-1])[-100:])
 
-    def note(self, kind: str) -> None:
-        """Count one compile, and raise where that is forbidden now."""
+    def note(self, kind: str, what: str = "") -> None:
+        """Count one compile, tell those who listen, and raise where it is forbidden now."""
         self.counts[kind] += 1
+        for listener in tuple(self._listeners):
+            listener(Compile(kind, what))
         if self._forbidden:
             raise CompileForbidden(
                 f"`{kind}` was about to compile while compiling is forbidden",
@@ -89,6 +116,16 @@ class _Watch:
                 "Triton kernel that was never run; compile it before, or leave the `no_compile()` block",
                 facts={"kind": kind, "thread": threading.current_thread().name},
             )
+
+    @contextmanager
+    def listen(self, listener: Listener) -> Iterator[None]:
+        """Tell a listener of each compile until the block ends."""
+        self.install()
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     @property
     def is_forbidding(self) -> bool:
@@ -151,6 +188,19 @@ class _MarkingLoader(importlib.abc.Loader):
         return getattr(self._loader, name)
 
 
+def _subject(args: tuple[Any, ...]) -> str:
+    """Say what is compiled, from the arguments of whoever compiles it: a function's code, a kernel and its types."""
+    for value in args[:2]:
+        if isinstance(value, CodeType):
+            return f"{value.co_qualname} at {PurePath(value.co_filename).name}:{value.co_firstlineno}"
+        kernel = getattr(value, "fn", None)
+        if kernel is not None:
+            name = getattr(kernel, "__name__", "") or type(kernel).__name__
+            types = getattr(value, "signature", None)
+            return f"{name} {dict(types)}"[:300] if isinstance(types, Mapping) else str(name)
+    return ""
+
+
 def _text(word: Any) -> str:
     return word.decode(errors="replace") if isinstance(word, bytes) else str(word)
 
@@ -183,3 +233,10 @@ def count_compilation() -> Iterator[Counter[str]]:
         yield found
     finally:
         found.update(_watch.counts - before)
+
+
+@contextmanager
+def watch_compilation(listener: Listener) -> Iterator[None]:
+    """Call a listener, in the thread that compiles, before each compile in the process, until the block ends."""
+    with _watch.listen(listener):
+        yield

@@ -7,12 +7,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import piecework
 from piecework.errors import PieceworkError
 from piecework.server import chat, completions, probes, tokens
+from piecework.server.bodies import Json
 from piecework.server.events import Gone
 from piecework.server.faults import error_body, invalid_fields, refused
 from piecework.server.front import Front
@@ -64,19 +65,19 @@ def _shape_failures(app: FastAPI) -> None:
         refusal = refused(error)
         if refusal.status == 500:
             log.error("%s %s: %s", request.method, request.url.path, error.message)
-        return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+        return Json(refusal.body(), refusal.status, refusal.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         refusal = invalid_fields(error.errors())
-        return JSONResponse(refusal.body(), refusal.status)
+        return Json(refusal.body(), refusal.status)
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> Response:
         said = {404: f"there is no `{request.url.path[:200]}` here", 405: f"`{request.method}` is not taken here"}
         hint = "`/openapi.json` lists the routes" if error.status_code in said else ""
         message = said.get(error.status_code, str(error.detail))
-        return JSONResponse(error_body(error.status_code, message, hint), error.status_code, error.headers)
+        return Json(error_body(error.status_code, message, hint), error.status_code, error.headers)
 
     @app.exception_handler(Gone)
     async def gone(request: Request, error: Gone) -> Response:
@@ -86,6 +87,6 @@ def _shape_failures(app: FastAPI) -> None:
     async def broken(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         body = error_body(500, f"{type(error).__name__}: {error}", "the server's log has the traceback")
-        return JSONResponse(body, 500)
+        return Json(body, 500)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from piecework.engine.sequence import Output, TokenLogprobs
 from piecework.server.answers import ChatCompletion
+from piecework.server.bodies import Json
 from piecework.server.events import EventStream, guarded, unless_gone
 from piecework.server.faults import Refusal
 from piecework.server.front import REFUSALS, Front
@@ -54,7 +54,7 @@ def make_router(front: Front) -> APIRouter:
         ]
         usage = usage_of(asked, sum(answer.num_tokens for answer in found))
         whole = {**form.head, "object": "chat.completion", "choices": choices, "usage": usage}
-        return JSONResponse(whole, headers=front.headers(body))
+        return Json(whole, headers=front.headers(body))
 
     return router
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from piecework.engine.sequence import Output, TokenLogprobs
 from piecework.server.answers import Completion
+from piecework.server.bodies import Json
 from piecework.server.events import EventStream, guarded, unless_gone
 from piecework.server.faults import Refusal
 from piecework.server.front import REFUSALS, Front
@@ -43,7 +43,7 @@ def make_router(front: Front) -> APIRouter:
             for number, answer in enumerate(found)
         ]
         usage = usage_of(asked, sum(answer.num_tokens for answer in found))
-        return JSONResponse(form.chunk(choices) | {"usage": usage}, headers=front.headers(body))
+        return Json(form.chunk(choices) | {"usage": usage}, headers=front.headers(body))
 
     return router
 

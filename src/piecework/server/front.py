@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
+from piecework.engine.shapes import Coverage
 from piecework.server.answers import ErrorAnswer
 from piecework.server.faults import Refusal
 from piecework.server.gate import Gate
@@ -41,11 +42,14 @@ class Front:
         options: ServeOptions,
         readiness: Readiness,
         metrics: Metrics,
+        *,
+        coverage: Coverage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
         self.readiness = readiness
         self.metrics = metrics
+        self.coverage = coverage or Coverage()
         self.gate = Gate(options.max_requests, readiness, clock)
         self.created = int(time.time())
         self.template: ChatTemplate | None = None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -26,6 +26,7 @@ class Metrics:
     """The counters of one server, in a registry of its own."""
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        disable_created_metrics()  # of each counter when it began: as many lines again, which nobody reads
         self.registry = CollectorRegistry()
         self.clock = clock
         self.model_name = model_name
@@ -71,6 +72,12 @@ class Metrics:
         self._prompt_size.observe(num_prompt_tokens)
         self.prompt_tokens.inc(num_prompt_tokens)
         return RequestWatch(self)
+
+    def cover(self, num_covered: int, num_met: int) -> None:
+        """Note how many of the shapes met by serving the start had run."""
+        self.coverage.set(num_covered / num_met if num_met else 1.0)
+        self.shapes.labels("covered").set(num_covered)
+        self.shapes.labels("uncovered").set(num_met - num_covered)
 
     def finished(self, reason: str) -> None:
         """Count an answer that ended."""

@@ -9,8 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from starlette.responses import JSONResponse
-
+from piecework.server.bodies import Json
 from piecework.server.faults import Refusal
 from piecework.server.options import ServeOptions
 
@@ -121,7 +120,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
     headers = refusal.headers | ({"Connection": "close"} if refusal.status in (408, 413) else {})
-    await JSONResponse(refusal.body(), refusal.status, headers)(scope, receive, send)
+    await Json(refusal.body(), refusal.status, headers)(scope, receive, send)
 
 
 def _too_long(limit: int) -> Refusal:

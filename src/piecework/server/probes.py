@@ -8,28 +8,30 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 import piecework
 from piecework.engine.sequence import Request, SamplingParameters
 from piecework.errors import PieceworkError
 from piecework.server.answers import ModelCard, ModelList, Probe, Version
+from piecework.server.bodies import Json
 from piecework.server.faults import Refusal
 from piecework.server.front import REFUSALS, Front
 from piecework.server.metrics import CONTENT_TYPE
 from piecework.server.readiness import FAILED
 
 _FRESH_S = 5.0  # a token that came so lately proves as much as one that is asked for
-_UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": Probe, "description": "Not ready; the body says how far it is."}}
+_UNREADY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Probe, "description": "Not ready; the body says how far it is."}
+}
 
 
 def make_router(front: Front) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["server"])
 
-    def told(is_well: bool) -> JSONResponse:
+    def told(is_well: bool) -> Json:
         retry = {} if is_well else {"Retry-After": str(front.readiness.retry_after_s)}
-        return JSONResponse(front.readiness.as_dict(), 200 if is_well else 503, retry)
+        return Json(front.readiness.as_dict(), 200 if is_well else 503, retry)
 
     @router.get("/livez", response_model=Probe, responses=_UNREADY)
     async def livez() -> Response:
@@ -49,7 +51,7 @@ def make_router(front: Front) -> APIRouter:
         fault = await _forward_fault(front)
         if fault:
             body = {**front.readiness.as_dict(), "ready": False, "detail": fault}
-            return JSONResponse(body, 503, {"Retry-After": str(front.readiness.retry_after_s)})
+            return Json(body, 503, {"Retry-After": str(front.readiness.retry_after_s)})
         return told(True)
 
     @router.get("/v1/models", responses=REFUSALS)
@@ -73,6 +75,7 @@ def make_router(front: Front) -> APIRouter:
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text form."""
         front.metrics.ready.set(front.readiness.is_ready)
+        front.metrics.cover(front.coverage.num_covered, front.coverage.num_met)
         return Response(front.metrics.text(), media_type=CONTENT_TYPE)
 
     return router

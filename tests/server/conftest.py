@@ -1,0 +1,23 @@
+"""One tiny model and one server of it for all tests that do not need a server of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.serving import Running, running, tiny_folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the tiny model."""
+    return tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path) -> Iterator[Running]:
+    """Serve the tiny model."""
+    with running(folder) as found:
+        yield found
