@@ -135,6 +135,7 @@ def run_server(model: str, flags: Flags, when_ready: Callable[[str, Startup], in
         from piecework.server.options import ServeOptions
         from piecework.server.readiness import Readiness
         from piecework.server.run import Plan, Stop, serve
+        from piecework.server.template import read_template
     except ModuleNotFoundError as error:
         raise OptionError(
             f"`serve` needs the package `{error.name}`", hint="pip install 'piecework[server]'"
@@ -153,6 +154,8 @@ def run_server(model: str, flags: Flags, when_ready: Callable[[str, Startup], in
         write_timeout_s=server_flags.write_timeout_s,
         drain_timeout_s=server_flags.drain_timeout_s,
     )
+    if server_flags.chat_template is not None:  # told now, not after the weights
+        read_template(server_flags.chat_template.parent, server_flags.chat_template)
     stop = Stop()
     with _starting(model, flags, writes_manifest=True) as startup, ExitStack() as stack, stop.on_signals():
         front = Front(options, Readiness(), Metrics(options.served_model_names[0]), coverage=startup.coverage)
