@@ -6,8 +6,8 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,73 @@ def tiny_folder(folder: Path) -> Path:
     return folder
 
 
+class _Start:
+    """A start as the command's, with what a test puts between."""
+
+    def __init__(
+        self,
+        found: Running,
+        engine: EngineOptions,
+        shapes: tuple[StepShape, ...],
+        manifest: Path | None,
+        before_engine: threading.Event | None,
+        alter: Callable[[Engine], None],
+    ) -> None:
+        self.found, self.engine, self.shapes, self.manifest = found, engine, shapes, manifest
+        self.before_engine, self.alter = before_engine, alter
+        self.opened, self.done = threading.Event(), threading.Event()
+        self.watches = ExitStack()
+
+    def make_engine(self, report: Report) -> Engine:
+        """Open the engine as the command does."""
+        if self.before_engine is not None:
+            self.before_engine.wait(60)
+        engine = open_engine(self.found.folder, engine=self.engine, report=report)
+        self.alter(engine)
+        self.found.engine = engine
+        self.found.runner = watch_shapes(engine, self.found.front.coverage)
+        run_shapes(engine, self.found.runner, self.shapes, report)
+        return engine
+
+    def start_service(self) -> Service:
+        """Start the engine's thread."""
+        self.found.service = Service(self.make_engine).start()
+        return self.found.service
+
+    def describe(self, service: Any) -> Any:
+        """Return the model and its template."""
+        made = self.found.engine
+        assert made is not None
+        words = Words(made.served.tokenizer, made.served.vocabulary_size)
+        return ServedModel(service, words, made.max_length, NAME), read_template(self.found.folder)
+
+    def before_ready(self) -> None:
+        """Watch what compiles from now on."""
+        self.found.front.coverage.arm()
+        self.watches.enter_context(watch_misses(lambda: self.found.runner, self.manifest, self.hear))
+
+    def hear(self, miss: Specialisation) -> None:
+        """Keep a miss for the test, and tell the server."""
+        self.found.misses.append(miss)
+        self.found.front.misses.add(miss)
+
+    def open(self, url: str) -> None:
+        """Note the address."""
+        self.found.url = url
+        self.opened.set()
+
+    def main(self) -> None:
+        """Serve until the end is asked for."""
+        plan = Plan(self.start_service, self.describe, self.before_ready, when_open=self.open)
+        try:
+            self.found.code = serve(self.found.front, plan, self.found.stop)
+        except Exception as error:  # noqa: BLE001  raised where the server was asked for
+            self.found.error = error
+        finally:
+            self.opened.set()
+            self.done.set()
+
+
 @contextmanager
 def running(
     folder: Path,
@@ -113,63 +180,21 @@ def running(
     shapes: tuple[StepShape, ...] = (),
     manifest: Path | None = None,
     before_engine: threading.Event | None = None,
-    alter: Any = lambda engine: None,
+    alter: Callable[[Engine], None] = lambda engine: None,
     wait: bool = True,
     **options: Any,
 ) -> Iterator[Running]:
     """Serve a folder until the block ends; `before_engine` holds the start back until it is set."""
     given = ServeOptions(**{"port": 0, "served_model_names": (NAME,), "drain_timeout_s": 10, **options})
-    coverage = Coverage()
-    front = Front(given, Readiness(), Metrics(NAME), coverage=coverage)
+    front = Front(given, Readiness(), Metrics(NAME), coverage=Coverage())
     found = Running(front, folder, Stop())
-    opened, done = threading.Event(), threading.Event()
-    watches: list[Any] = []
-
-    def make_engine(report: Report) -> Engine:
-        if before_engine is not None:
-            before_engine.wait(60)
-        found.engine = open_engine(folder, engine=engine, report=report)
-        alter(found.engine)
-        found.runner = watch_shapes(found.engine, coverage)
-        run_shapes(found.engine, found.runner, shapes, report)
-        return found.engine
-
-    def start_service() -> Service:
-        found.service = Service(make_engine).start()
-        return found.service
-
-    def describe(service: Any) -> Any:
-        made = found.engine
-        assert made is not None
-        words = Words(made.served.tokenizer, made.served.vocabulary_size)
-        return ServedModel(service, words, made.max_length, NAME), read_template(folder)
-
-    def before_ready() -> None:
-        coverage.arm()
-        watch = watch_misses(lambda: found.runner, manifest, found.misses.append)
-        watch.__enter__()
-        watches.append(watch)
-
-    def main() -> None:
-        try:
-            plan = Plan(start_service, describe, before_ready, lambda url: None, opened_at)
-            found.code = serve(front, plan, found.stop)
-        except Exception as error:  # noqa: BLE001  raised where the server was asked for
-            found.error = error
-        finally:
-            opened.set()
-            done.set()
-
-    def opened_at(url: str) -> None:
-        found.url = url
-        opened.set()
-
-    thread = threading.Thread(target=main)
+    start = _Start(found, engine, shapes, manifest, before_engine, alter)
+    thread = threading.Thread(target=start.main)
     thread.start()
     try:
-        assert opened.wait(60)
+        assert start.opened.wait(60)
         end = time.monotonic() + 60
-        while wait and not front.readiness.is_ready and not done.is_set() and time.monotonic() < end:
+        while wait and not front.readiness.is_ready and not start.done.is_set() and time.monotonic() < end:
             time.sleep(0.01)
         if wait and found.error is not None:
             raise found.error
@@ -181,6 +206,5 @@ def running(
         thread.join(60)
         for client in found.clients:
             client.close()
-        for watch in watches:
-            watch.__exit__(None, None, None)
+        start.watches.close()
         assert not thread.is_alive()

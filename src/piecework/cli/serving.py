@@ -167,7 +167,7 @@ def run_server(model: str, flags: Flags, when_ready: Callable[[str, Startup], in
 
         def before_ready() -> None:
             startup.coverage.arm()
-            stack.enter_context(startup.watching(lambda found: front.metrics.misses.labels(found.kind).inc()))
+            stack.enter_context(startup.watching(front.misses.add))
 
         plan = Plan(
             start_service=start_service,

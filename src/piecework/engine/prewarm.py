@@ -47,9 +47,11 @@ class WatchedRunner:
             log.info("a shape that the start had not run: %s (%d tokens)", shape.kind, shape.num_tokens)
         self.running, self.thread = shape, threading.get_ident()
         try:
-            return self._runner.run(batch)
+            logits = self._runner.run(batch)
         finally:
             self.running = None
+        self._coverage.served(shape, getattr(self._runner, "used", 0))
+        return logits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

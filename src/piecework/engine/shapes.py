@@ -64,6 +64,8 @@ class Coverage:
         self.warmed: set[str] = set()
         self._met: Counter[str] = Counter()
         self._first: dict[str, StepShape] = {}
+        self._warmed_sizes: set[tuple[str, str]] = set()
+        self._tiers: dict[tuple[str, str], tuple[int, int]] = {}
         self._is_armed = False
 
     def arm(self) -> None:
@@ -75,12 +77,27 @@ class Coverage:
         kind = shape.kind
         if not self._is_armed:
             self.warmed.add(kind)
+            self._warmed_sizes.add((shape.phase, count_class(shape.num_tokens)))
             return False
         self._met[kind] += 1
         if self._met[kind] > 1 or kind in self.warmed:
             return False
         self._first[kind] = shape
         return True
+
+    def served(self, shape: StepShape, tier: int) -> None:
+        """Note which tier ran a step."""
+        place = (shape.phase, count_class(shape.num_tokens))
+        steps, _ = self._tiers.get(place, (0, 0))
+        self._tiers[place] = (steps + 1, tier)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return each phase and class of sizes that ran: how many steps, by which tier the last, was it the start's."""
+        found = sorted(self._tiers.copy().items(), key=lambda each: (each[0][0], _low(each[0][1])))
+        return [
+            {"phase": place[0], "size": place[1], "steps": steps, "tier": tier, "warmed": place in self._warmed_sizes}
+            for place, (steps, tier) in found
+        ]
 
     @property
     def num_met(self) -> int:
@@ -99,6 +116,10 @@ class Coverage:
     def uncovered(self) -> Mapping[str, StepShape]:
         """The kinds that the start had not run, each with the shape that brought it up."""
         return dict(self._first)
+
+
+def _low(text: str) -> int:
+    return int(text.split("-")[0].split(" ")[0])
 
 
 def parse_sweep(text: str) -> tuple[StepShape, ...]:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 import piecework
 from piecework.errors import PieceworkError
-from piecework.server import chat, completions, probes, tokens
+from piecework.server import chat, completions, page, probes, tokens
 from piecework.server.bodies import Json
 from piecework.server.events import Gone
 from piecework.server.faults import error_body, invalid_fields, refused
@@ -32,7 +32,7 @@ def make_app(front: Front) -> Application:
         docs_url=None,
         redoc_url=None,
     )
-    for part in (completions, chat, tokens, probes):
+    for part in (completions, chat, tokens, probes, page):
         app.include_router(part.make_router(front))
     _shape_failures(app)
     return Entrance(_Counted(app, front), front.options)

@@ -14,6 +14,7 @@ from piecework.server.faults import Refusal
 from piecework.server.gate import Gate
 from piecework.server.generation import ServedModel
 from piecework.server.metrics import Metrics
+from piecework.server.misses import Misses
 from piecework.server.options import ServeOptions
 from piecework.server.readiness import Readiness
 from piecework.server.requests import Body
@@ -50,6 +51,7 @@ class Front:
         self.readiness = readiness
         self.metrics = metrics
         self.coverage = coverage or Coverage()
+        self.misses = Misses(metrics)
         self.gate = Gate(options.max_requests, readiness, clock)
         self.created = int(time.time())
         self.template: ChatTemplate | None = None

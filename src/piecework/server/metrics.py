@@ -6,6 +6,7 @@ The numbers of the engine are read from its status at each scrape; the front cou
 from __future__ import annotations
 
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ class Metrics:
         self.clock = clock
         self.model_name = model_name
         self.last_output = float("-inf")
+        self.tokens_by_tier: Counts[int] = Counts()
         one: dict[str, Any] = {"labelnames": ("model_name",), "registry": self.registry}
         label = (model_name,)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", **one).labels(*label)
@@ -119,6 +121,7 @@ class RequestWatch:
         self._latest[place] = now
         self._num_tokens += count
         metrics.generation_tokens.inc(count)
+        metrics.tokens_by_tier[output.tier] += count
         metrics.tier_tokens.labels(str(output.tier)).inc(count)
         if output.finish_reason is not None:
             metrics.finished(output.finish_reason)
