@@ -122,20 +122,20 @@ class _Start:
         self.opened, self.done = threading.Event(), threading.Event()
         self.watches = ExitStack()
 
-    def make_engine(self, report: Report) -> Engine:
+    def make_engine(self, report: Report, hear: Report) -> Engine:
         """Open the engine as the command does."""
         if self.before_engine is not None:
             self.before_engine.wait(60)
-        engine = open_engine(self.found.folder, engine=self.engine, report=report)
+        engine = open_engine(self.found.folder, engine=self.engine, report=hear)
         self.alter(engine)
         self.found.engine = engine
         self.found.runner = watch_shapes(engine, self.found.front.coverage)
-        run_shapes(engine, self.found.runner, self.shapes, report)
+        run_shapes(engine, self.found.runner, self.shapes, hear)
         return engine
 
-    def start_service(self) -> Service:
+    def start_service(self, hear: Report) -> Service:
         """Start the engine's thread."""
-        self.found.service = Service(self.make_engine).start()
+        self.found.service = Service(lambda report: self.make_engine(report, hear)).start()
         return self.found.service
 
     def describe(self, service: Any) -> Any:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from piecework.cli.serve import EngineFlags, PrewarmFlags, ServerFlags
     from piecework.engine.loop import Engine
     from piecework.engine.manifest import Specialisation
-    from piecework.engine.options import EngineOptions
+    from piecework.engine.options import EngineOptions, Progress
     from piecework.engine.prewarm import WatchedRunner
     from piecework.engine.service import Report, Service
     from piecework.engine.shapes import Coverage, StepShape
@@ -50,8 +50,13 @@ class Startup:
     runner: WatchedRunner | None = None
     refused: tuple[StepShape, ...] = ()
 
-    def make_engine(self, report: Report) -> Engine:
+    def make_engine(self, report: Report, hear: Report = lambda progress: None) -> Engine:
         """Open the engine and run what it is to have run; called by the engine's own thread."""
+
+        def told(progress: Progress) -> None:
+            report(progress)
+            hear(progress)
+
         from piecework.api.serving import open_engine
         from piecework.engine.prewarm import run_shapes, watch_shapes
 
@@ -63,10 +68,10 @@ class Startup:
             engine=self.engine,
             observer=self.observer,
             offline=flags.offline,
-            report=report,
+            report=told,
         )
         self.runner = watch_shapes(engine, self.coverage)
-        self.refused = run_shapes(engine, self.runner, self.shapes, report)
+        self.refused = run_shapes(engine, self.runner, self.shapes, told)
         return engine
 
     @contextmanager
@@ -160,10 +165,10 @@ def run_server(model: str, flags: Flags, when_ready: Callable[[str, Startup], in
     with _starting(model, flags, writes_manifest=True) as startup, ExitStack() as stack, stop.on_signals():
         front = Front(options, Readiness(), Metrics(options.served_model_names[0]), coverage=startup.coverage)
 
-        def start_service() -> Service:
+        def start_service(hear: Report) -> Service:
             from piecework.engine.service import Service
 
-            return Service(startup.make_engine).start()
+            return Service(lambda report: startup.make_engine(report, hear)).start()
 
         def before_ready() -> None:
             startup.coverage.arm()
@@ -184,7 +189,7 @@ def _model_name(model: str) -> str:
 
 def _describe(service: Service, startup: Startup, template: Path | None) -> tuple[ServedModel, ChatTemplate | None]:
     """Return what the front has to know of an engine that is there."""
-    from piecework.api.folder import locate
+    from piecework.api.location import locate
     from piecework.server.generation import ServedModel
     from piecework.server.template import read_template
     from piecework.server.words import Words

@@ -42,9 +42,12 @@ class RunningService(Service, Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a server comes up: how its engine is started, and what becomes of it when it is there."""
+    """How a server comes up: how its engine is started, and what becomes of it when it is there.
 
-    start_service: Callable[[], RunningService]
+    `start_service` is given whom to tell how far loading and what follows it are, from any thread.
+    """
+
+    start_service: Callable[[Callable[[Progress], None]], RunningService]
     describe: Callable[[RunningService], tuple[ServedModel, ChatTemplate | None]]
     before_ready: Callable[[], None] = lambda: None
     when_ready: Callable[[str], int | None] = lambda url: None
@@ -96,7 +99,7 @@ def serve(front: Front, plan: Plan, stop: Stop) -> int:
         if options.open_port == START:
             http = _open(front, plan, taken, stop)
         front.readiness.enter(LOADING)
-        service = plan.start_service()
+        service = plan.start_service(lambda progress: _tell_phase(front, progress))
         _follow_start(front, service, stop)
         if stop.is_set:
             return 0
@@ -136,9 +139,10 @@ def _open(front: Front, plan: Plan, taken: socket.socket, stop: Stop) -> HttpThr
 def _follow_start(front: Front, service: RunningService, stop: Stop) -> None:
     """Tell of the start's progress until the engine is there, or the end is asked for."""
     while not (service.wait_ready(_LOOK_S) and service.status.is_ready):
-        _tell_phase(front, service.status.progress)
         if stop.is_set:
             return
+        if service.wait_ready(0):  # it is there, and waits for a tier
+            _tell_phase(front, service.status.progress)
 
 
 def _tell_phase(front: Front, progress: Progress) -> None:
