@@ -150,9 +150,13 @@ def test_models_tokens_and_version(server: Running) -> None:
         ({"max_tokens": 300}, openai.BadRequestError, 400, "max_tokens", "the prompt has 4 tokens, and `max_tokens`"),
         ({"temperature": -1}, openai.BadRequestError, 400, "temperature", "`temperature`: Input should be greater"),
         ({"logit_bias": {"1": 5}}, openai.BadRequestError, 400, None, "`logit_bias` is not served"),
+        (
+            {"extra_body": {"response_format": {"type": "json_object"}}}, openai.BadRequestError, 400, None,
+            "`response_format` other than `text` is not served",
+        ),
         ({"n": 100}, openai.BadRequestError, 400, "n", "1 prompts answered 100 times each are more than 64 answers"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_comes_in_openais_form(
     server: Running, body: dict[str, object], kind: type[openai.APIStatusError], status: int, param: str, said: str
 ) -> None:

@@ -94,6 +94,8 @@ class Sampling(Body):
     def _streams_its_options(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` is given, and `stream` is not true")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("`response_format` other than `text` is not served: answers are not held to a grammar")
         if self.logit_bias:
             raise ValueError("`logit_bias` is not served; leave it out")
         return self
