@@ -13,9 +13,10 @@ import sys
 from collections.abc import AsyncIterator
 
 import httpx
-from ray import serve
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+
+from ray import serve
 
 STORE = "piecework-store"
 
