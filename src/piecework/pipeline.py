@@ -40,11 +40,6 @@ Result = TypeVar("Result")
 Witness = Callable[[str, Any], Any]
 
 
-def pass_on(name: str, value: Any) -> Any:
-    """Go on with the value as it is."""
-    return value
-
-
 @dataclass(frozen=True)
 class Source:
     """A model to trace, made on a cold start alone: its example inputs, its dynamic dimensions, and what a
@@ -82,7 +77,7 @@ class Request:
     threads: int = 1
     verify: bool = False
     debug_folder: str = ""
-    witness: Witness = pass_on
+    witness: Witness = lambda name, value: value
 
 
 def compile_model(
@@ -128,6 +123,20 @@ def find_or_build(
     request: Request, store: KernelStore, observer: Observer, *, model: torch.nn.Module | None = None
 ) -> tuple[str, Record]:
     """Return the record of a request and its key: the first in the store that nothing made stale, else a new one."""
+    if (found := find(request, store, observer, model=model)) is not None:
+        return found
+    group = key_of(request.factors)
+    known = set(store.list_records(PROGRAM, group))
+    with store.single_flight(f"program-{group}", lambda: set(store.list_records(PROGRAM, group)) > known) as flight:
+        if not flight.owned:
+            found = find(request, store, observer, model=model)
+        return found or build(request, store, observer)
+
+
+def find(
+    request: Request, store: KernelStore, observer: Observer, *, model: torch.nn.Module | None = None
+) -> tuple[str, Record] | None:
+    """Return the first record of a request in the store that nothing made stale, and its key; None if there is none."""
 
     def stale(record: Record) -> str:
         found = (
@@ -137,15 +146,7 @@ def find_or_build(
         )
         return next((reason for reason in found if reason), "")
 
-    found = find_record(request.factors, store, observer, stale)
-    if found is not None:
-        return found
-    group = key_of(request.factors)
-    known = set(store.list_records(PROGRAM, group))
-    with store.single_flight(f"program-{group}", lambda: set(store.list_records(PROGRAM, group)) > known) as flight:
-        if not flight.owned:
-            found = find_record(request.factors, store, observer, stale)
-        return found or build(request, store, observer)
+    return find_record(request.factors, store, observer, stale)
 
 
 def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str, Record]:

@@ -11,27 +11,21 @@ import torch
 
 import piecework.ops
 from piecework.api.drift import watch_drift
-from piecework.api.identity import describe_folder
 from piecework.api.lazy import on_demand
 from piecework.api.live import evaluate_guards, refuse_direct
 from piecework.api.location import locate
-from piecework.api.programs import chosen, read_weights, request_for
+from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
+from piecework.engine import requests
 from piecework.errors import OptionError
 from piecework.events import Observer, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
 from piecework.options import NONE, STOCK, CompileOptions
-from piecework.pipeline import Request, Source, bind_record, start_from
+from piecework.pipeline import Request, bind_record, start_from
 from piecework.runtime.program import Program
-from piecework.seam.toolchain import toolchain
 from piecework.stages.find import require_artifacts, with_siblings
 from piecework.store.protocol import KernelStore
-from piecework.values.key import program_factors
 from piecework.values.record import Record
-from piecework.values.rewriting import factors_of
-
-CONVENTION = "flat tokens 1"  # of the adapter's inputs and operators; a change here misses every record made before
-
 
 Alter = Callable[[Request], Request]
 
@@ -159,24 +153,13 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
 
 def folder_request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
     """Return what is asked of the pipeline for a model folder under complete options."""
-    tools = toolchain(device)
-    compiler, passes = chosen(settings)
-    identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
-    version = {"name": compiler.name, "version": compiler.version}
-    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes))
-    return request_for(factors, lambda: _source(folder, dtype, device), settings, compiler, passes, tools)
+    return requests.folder_request(folder, dtype, device, settings, _load_model)
 
 
-def _source(folder: ModelFolder, dtype: str, device: str) -> Source:
+def _load_model(*args: Any, **kwargs: Any) -> Any:
     from piecework.models.hugging_face import load_model
 
-    loaded = load_model(folder.path, dtype=dtype, device=device, with_weights=False)
-    notes = {
-        "sites": [vars(site) for site in loaded.sites],
-        "keeps_rows": loaded.keeps_rows,
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-    }
-    return Source(loaded.model, loaded.example_inputs, loaded.dynamic, device, loaded.rules, notes)
+    return load_model(*args, **kwargs)
 
 
 def _open_uncompiled(

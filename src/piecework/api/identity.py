@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from piecework.engine.requests import describe_folder
 from piecework.errors import ArtifactMissing
 from piecework.models.folder import open_folder
 from piecework.store.protocol import PROGRAM, Store
-from piecework.values.digest import digest_data
-
-# Keys of a configuration that say where it came from or who wrote it, and not what the model computes.
-_NOT_COMPUTED = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_commit_hash")
 
 
 def describe_model(model: torch.nn.Module) -> dict[str, Any]:
@@ -24,15 +20,6 @@ def describe_model(model: torch.nn.Module) -> dict[str, Any]:
     ]
     classes = [f"{path} {type(m).__module__}:{type(m).__qualname__} {m.training}" for path, m in model.named_modules()]
     return {"class": f"{type(model).__module__}:{type(model).__qualname__}", "modules": classes, "tensors": tensors}
-
-
-def describe_folder(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what names a model given as a folder: its class and a digest of its configuration."""
-    kept = {name: value for name, value in config.items() if name not in _NOT_COMPUTED}
-    return {
-        "class": "".join(config.get("architectures") or [str(config.get("model_type"))]),
-        "config": digest_data(kept),
-    }
 
 
 def newest_of_folder(folder: str, store: Store) -> str:

@@ -22,13 +22,11 @@ from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
 from piecework.api.live import evaluate_guards, refuse_direct, refuse_unbacked
 from piecework.api.stores import default_store, report_to_log
-from piecework.compilers import select_compiler
-from piecework.compilers.eager import EagerCompiler
+from piecework.engine.requests import chosen, request_for
 from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.models.weights import Expected, load_weights
-from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
-from piecework.passes import PieceRewriting, resolve_passes
+from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
@@ -42,13 +40,11 @@ from piecework.values.arguments import (
     dynamic_leaves,
     symbol_sources,
 )
-from piecework.values.artifact import Compiler
 from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
 from piecework.values.key import program_factors
 from piecework.values.record import Record
-from piecework.values.rewriting import PIECE, GraphPass, factors_of
-from piecework.values.shapes import Range, partition
+from piecework.values.rewriting import factors_of
 from piecework.values.signature import TensorSpec, parse_spec
 
 Bodies = Mapping[str, Callable[..., Any]]
@@ -119,49 +115,6 @@ def make_request(
         {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes),
     )  # fmt: skip
     return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, passes, tools)
-
-
-def chosen(settings: CompileOptions) -> tuple[Compiler, tuple[GraphPass, ...]]:
-    """Return the compiler and the passes of complete options; those on a piece go into the compiler."""
-    passes = resolve_passes(settings.passes or ())
-    on_pieces = [one for one in passes if one.runs_on == PIECE]
-    rewrite = PieceRewriting(on_pieces) if on_pieces else None
-    return select_compiler(settings.compiler, rewrite, autotune=bool(settings.autotune)), passes
-
-
-def request_for(
-    factors: Mapping[str, Any],
-    make_source: Callable[[], Source],
-    settings: CompileOptions,
-    compiler: Compiler,
-    passes: tuple[GraphPass, ...],
-    tools: Mapping[str, str],
-) -> Request:
-    """Return the request of a source under complete options."""
-    whole = settings.mode == TRACE_ONCE
-    return Request(
-        factors=factors,
-        make_source=make_source,
-        ranges=_ranges(settings),
-        split_ops=() if whole else settings.split_ops,
-        split_ops_only=() if whole else settings.split_ops_only,
-        merge_consecutive=settings.merge_consecutive,
-        split_at_guards=settings.split_at_guards,
-        evaluate_guards=settings.evaluate_guards,
-        compiler=compiler,
-        fall_back=EagerCompiler(),
-        toolchain=tools,
-        passes=passes,
-        budget_s=settings.compile_budget_s,
-        threads=settings.compile_threads,
-        verify=settings.verify,
-        debug_folder=settings.debug_folder,
-    )
-
-
-def _ranges(settings: CompileOptions) -> tuple[Range, ...]:
-    cuts = partition(settings.ranges or (), settings.single_sizes, settings.max_num_batched_tokens)
-    return cuts if settings.size_one else tuple(cut for cut in cuts if cut != Range(1, 1)) or cuts
 
 
 def load(

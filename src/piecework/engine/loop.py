@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-
-import torch
 
 from piecework.engine.batch import Batch, make_batch
 from piecework.engine.generate import allocate_caches
-from piecework.engine.options import EngineOptions, Progress, Status
+from piecework.engine.memory import plan_pages
+from piecework.engine.options import EngineOptions, Status
 from piecework.engine.pages import PagePool
 from piecework.engine.sampler import Chosen, choose
-from piecework.engine.scheduler import Scheduler
+from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.engine.sequence import FinishReason, Output, Request, Sequence, TokenLogprobs, sequences_of
-from piecework.engine.served import OneStep, Runner, Served
+from piecework.engine.served import Served
 from piecework.engine.text import TextStream
-from piecework.errors import OptionError
+from piecework.engine.tiers import CAPTURED, Tiers
+from piecework.errors import EngineError, OptionError
+from piecework.events import ignore
 from piecework.ops import PagedCache
 
-DEFAULT_PAGES = 512
+REHEARSED_TOKENS = 33
 
 
 class Engine:
@@ -27,11 +29,11 @@ class Engine:
     `submit` and `abort` take effect in the next `step`, which returns what it added to each answer.
     """
 
-    def __init__(self, served: Served, options: EngineOptions | None = None, *, runner: Runner | None = None) -> None:
+    def __init__(self, served: Served, options: EngineOptions | None = None, *, tiers: Tiers | None = None) -> None:
         self.served = served
         self.options = options or EngineOptions()
-        self.runner = runner or OneStep(served.step)
-        num_pages = self.options.num_pages or DEFAULT_PAGES
+        self.tiers = tiers or Tiers(served.step, ignore, num_sites=len(served.sites))
+        num_pages = self.options.num_pages or plan_pages(served, self.options)
         self.pool = PagePool(num_pages, self.options.page_size, is_sharing=self.options.share_prefixes)
         self.scheduler = Scheduler(
             self.pool,
@@ -59,11 +61,20 @@ class Engine:
         return self.scheduler.has_work or bool(self._aborted)
 
     @property
+    def has_background_work(self) -> bool:
+        """Whether `idle` has something to do."""
+        return self.tiers.is_climbing
+
+    @property
     def status(self) -> Status:
         """Where the engine stands now."""
         return Status(
             is_ready=True,
-            progress=Progress("ready", 1, 1),
+            progress=self.tiers.progress,
+            tier=self.tiers.best,
+            trouble=self.tiers.trouble,
+            steps_by_tier=tuple(self.tiers.steps_by_tier),
+            tokens_by_tier=tuple(self.tiers.tokens_by_tier),
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
             num_pages=self.pool.num_pages,
@@ -116,22 +127,55 @@ class Engine:
         """Run one step; return what it added to each answer that got on."""
         outputs, self._aborted = self._aborted, []
         scheduled = self.scheduler.schedule()
-        if not scheduled:
-            return outputs
+        if scheduled:
+            outputs += self._run(scheduled)
+        self.tiers.between(is_idle=False)
+        return outputs
+
+    def idle(self) -> None:
+        """Do a slice of what makes the next steps faster, while there is nothing else to do."""
+        if self.tiers.wants_steps:
+            self._rehearse(REHEARSED_TOKENS)
+        self.tiers.between(is_idle=True)
+
+    def wait_for(self, tier: int) -> None:
+        """Climb to a tier before anything is answered. Raises EngineError where that cannot be reached."""
+        while self.tiers.is_climbing and (self.tiers.best < tier or tier == CAPTURED):
+            self.idle()
+            time.sleep(0.0 if self.tiers.wants_steps else 0.005)
+        if self.tiers.trouble:
+            raise EngineError(f"what was to be waited for is not there: {self.tiers.trouble}", hint="serve without it")
+
+    def _run(self, scheduled: list[Scheduled]) -> list[Output]:
         batch = make_batch(scheduled, self.caches, self.options.page_size, self.served.device)
-        logits = self.runner.run(batch)
+        logits = self.tiers.run(batch)
         self._count(batch)
         self.scheduler.advance(scheduled)
         sampled = [each.sequence for each in batch.sampled]
-        if sampled:
-            chosen = choose(logits, sampled, self.served.end_of_sequence)
-            outputs += [self._add(sequence, token) for sequence, token in zip(sampled, chosen, strict=True)]
-        return outputs
+        if not sampled:
+            return []
+        chosen = choose(logits, sampled, self.served.end_of_sequence)
+        return [self._add(sequence, token) for sequence, token in zip(sampled, chosen, strict=True)]
+
+    def _rehearse(self, num_tokens: int) -> None:
+        """Run a step of tokens that nobody asked for, on pages that nobody holds."""
+        count = min(num_tokens, self.max_length, self.options.max_num_batched_tokens)
+        needed = self.pool.pages_for(count)
+        if needed > self.pool.num_free:
+            return
+        most = self.served.vocabulary_size or 2
+        sequence = Sequence(Request("rehearsal", tuple(7919 * n % most for n in range(count))), 0, -1, 0)
+        sequence.pages = [self.pool.take() for _ in range(needed)]
+        scheduled = (Scheduled(sequence, 0, count),)
+        self.tiers.run(make_batch(scheduled, self.caches, self.options.page_size, self.served.device))
+        for page in sequence.pages:
+            self.pool.release(page)
 
     def close(self) -> None:
         """Let go of all requests and of the pages' memory; nothing may be called afterwards."""
         for request_id in list(self._open):
             self.abort(request_id)
+        self.tiers.close()
         self.caches = {}
 
     def _count(self, batch: Batch) -> None:
@@ -197,10 +241,5 @@ class Engine:
             stop_reason=stop_reason,
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached,
+            tier=self.tiers.used,
         )
-
-
-def parameter_bytes(module: torch.nn.Module) -> int:
-    """Return the bytes of a module's parameters and buffers, each counted once."""
-    seen = {each.data_ptr(): each.numel() * each.element_size() for each in (*module.parameters(), *module.buffers())}
-    return sum(seen.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -20,32 +20,21 @@ from piecework.ops import step_context
 class Served:
     """A model whose weights are in: its eager step, what each layer's cache holds, and its limits.
 
-    `max_positions` is 0 where the model does not say, `tokenizer` None where answers are token ids alone. `config` is
-    the folder's configuration.
+    Where `keeps_rows` is false a step gives the logits of every token. `max_positions` is 0 where the model does not
+    say, `tokenizer` None where answers are token ids alone. `config` is the folder's configuration.
     """
 
     step: StepFunction
     sites: tuple[KvSite, ...]
     dtype: torch.dtype
     device: str = "cpu"
+    keeps_rows: bool = True
     end_of_sequence: frozenset[int] = frozenset()
     max_positions: int = 0
     vocabulary_size: int = 0
     tokenizer: Tokenizer | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     weights_bytes: int = 0
-
-
-class Runner(Protocol):
-    """What runs a batch: one step function, or the best of several tiers."""
-
-    def run(self, batch: Batch) -> Tensor:
-        """Return the logits of the batch's rows.
-
-        Tensors:
-            ->  [N, V]  model  valid until the next step
-        """
-        ...
 
 
 def call_step(step: StepFunction, batch: Batch) -> Tensor:
@@ -60,18 +49,3 @@ def call_step(step: StepFunction, batch: Batch) -> Tensor:
     if flat.shape[0] != batch.rows.shape[0]:  # a model that cannot choose gives the logits of every token
         flat = flat.index_select(0, batch.rows)
     return flat[: len(batch.sampled)]
-
-
-class OneStep:
-    """The runner of a model that is never compiled."""
-
-    def __init__(self, step: StepFunction) -> None:
-        self._step = step
-
-    def run(self, batch: Batch) -> Tensor:
-        """Run the batch.
-
-        Tensors:
-            ->  [N, V]  model
-        """
-        return call_step(self._step, batch)

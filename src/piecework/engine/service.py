@@ -14,6 +14,7 @@ from piecework.engine.sequence import Output, Request
 from piecework.errors import EngineError, PieceworkError
 
 Report = Callable[[Progress], None]
+IDLE_S = 0.005
 Command = Callable[[Engine], None]
 
 
@@ -155,9 +156,15 @@ class Service:
         """Do what was asked for; with nothing to do, wait for it. False when the thread is to end."""
         while True:
             try:
-                command = self._commands.get(block=not engine.has_work)
+                if engine.has_work:
+                    command = self._commands.get_nowait()
+                else:
+                    command = self._commands.get(timeout=IDLE_S if engine.has_background_work else None)
             except queue.Empty:
-                return True
+                if engine.has_work:
+                    return True
+                engine.idle()
+                continue
             if command is None:
                 return False
             command(engine)

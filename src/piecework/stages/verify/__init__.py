@@ -7,7 +7,8 @@ and one size between, on inputs drawn from the specs of its parameters, with the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,16 @@ class Verification:
 
     def __call__(self, number: int, text: str, box: Box, artifact: Artifact) -> Verdict:
         """Run an artifact beside its text at some sizes of a box; say whether it may serve."""
+        trials = self.trials(number, text, box, artifact)
+        while True:
+            try:
+                next(trials)
+            except StopIteration as end:
+                verdict: Verdict = end.value
+                return verdict
+
+    def trials(self, number: int, text: str, box: Box, artifact: Artifact) -> Generator[None, None, Verdict]:
+        """Do the same a size at a time, for whoever has other work to do between two of them."""
         if artifact.kind == TEXT and artifact.text == text:
             return Verdict(UNTRIED)
         if text != self._text or self._piece is None or self._source is None:
@@ -81,24 +92,30 @@ class Verification:
         except Exception as error:  # noqa: BLE001  text that a compiler wrote may fail in any way
             return Verdict(FAILED, f"it does not load: `{type(error).__name__}: {error}`", {"verified": "failed"})
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices, enabled=is_random(self._piece)):
-            return _try_all(self._piece, box, loaded, self._source, origin)
+        yield
+        fork = partial(torch.random.fork_rng, devices, enabled=is_random(self._piece))
+        return (yield from _try_all(self._piece, box, loaded, self._source, origin, fork))
 
 
-def _try_all(piece: PieceGraph, box: Box, loaded: LoadedPiece, source: Source, origin: str) -> Verdict:
+def _try_all(
+    piece: PieceGraph, box: Box, loaded: LoadedPiece, source: Source, origin: str, fork: Callable[[], Any]
+) -> Generator[None, None, Verdict]:
     widened = Widened()
     low = {name: size.low for name, size in box.items()}
-    first = _run_eager(low, source, widened)  # finds what kind of inputs suits it
-    points, rows = sizes_to_try(piece, box, source)
+    with fork():
+        first = _run_eager(low, source, widened)  # finds what kind of inputs suits it
+        points, rows = sizes_to_try(piece, box, source)
     errors: dict[str, list[float | None]] = {}
     reason = ""
     for sizes in points:
         where = ",".join(f"{name}={size}" for name, size in sizes.items()) or "static"
-        expected, why = first if sizes == low else _run_eager(sizes, source, widened)
+        yield
+        with fork():
+            expected, why = first if sizes == low else _run_eager(sizes, source, widened)
+            found = expected.against(loaded) if expected is not None else []
         if expected is None:
             reason = reason or f"eager does not run on inputs drawn for `{where}`: {why}"
             continue
-        found = expected.against(loaded)
         errors[where] = [_plain(each) for each in found]
         fault = next((each.fault for each in found if each.is_fault), "")
         if fault:
