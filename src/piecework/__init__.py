@@ -15,6 +15,8 @@ _PLACES = {
     "capture": "piecework.api.captures",
     "Program": "piecework.runtime.program",
     "LLM": "piecework.api.llm",
+    "SamplingParameters": "piecework.engine.sequence",
+    "EngineOptions": "piecework.engine.options",
     "CompileOptions": "piecework.options",
     "CaptureOptions": "piecework.capture_options",
     "CapturedProgram": "piecework.runtime.replay",

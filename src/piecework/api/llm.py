@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from tokenizers import Tokenizer
 
@@ -16,6 +17,13 @@ from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.options import CompileOptions
 from piecework.store.protocol import KernelStore
+
+if TYPE_CHECKING:  # what one prompt after another does without
+    from piecework.engine.loop import Engine
+    from piecework.engine.offline import Answer
+    from piecework.engine.sequence import SamplingParameters
+
+Prompt: TypeAlias = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -81,16 +89,77 @@ class LLM:
             )
         return ids
 
+    @overload
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
+        parameters: None = None,
         *,
         max_tokens: int = 16,
         ignore_eos: bool = False,
-    ) -> list[Completion]:
-        """Continue each prompt greedily; a prompt is text or a list of token ids."""
-        several = prompts if not _is_one(prompts) else [prompts]
-        return [self._one(self.encode(prompt), max_tokens, ignore_eos) for prompt in several]  # type: ignore[arg-type]
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], parameters: SamplingParameters | Sequence[SamplingParameters]
+    ) -> list[Answer]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        parameters: SamplingParameters | Sequence[SamplingParameters] | None = None,
+        *,
+        max_tokens: int = 16,
+        ignore_eos: bool = False,
+    ) -> list[Completion] | list[Answer]:
+        """Continue each prompt; a prompt is text or a list of token ids.
+
+        Without `parameters` each is continued greedily, one after the other, with the time and the lead of each token.
+        With `parameters`, one for all or one for each, they are continued together by an engine.
+        """
+        several: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        if parameters is None:
+            return [self._one(self.encode(prompt), max_tokens, ignore_eos) for prompt in several]
+        from piecework.engine.offline import answer_all
+        from piecework.engine.sequence import Request, SamplingParameters
+
+        each = [parameters] * len(several) if isinstance(parameters, SamplingParameters) else list(parameters)
+        if len(each) != len(several):
+            raise OptionError(
+                f"there are {len(several)} prompts and {len(each)} sets of parameters",
+                hint="give one for all, or one each",
+            )
+        requests = [
+            Request(str(number), tuple(self.encode(prompt)), one)
+            for number, (prompt, one) in enumerate(zip(several, each, strict=True))
+        ]
+        return answer_all(self.engine, requests)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """An engine over the model, for as many prompts as there are; made when first asked for."""
+        from piecework.engine.loop import Engine
+        from piecework.engine.options import EngineOptions
+        from piecework.engine.served import Served
+
+        model = self.model
+        folder = model.folder
+        most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
+        served = Served(
+            step=model.step,
+            sites=model.sites,
+            dtype=model.dtype,
+            device=model.device,
+            keeps_rows=model.keeps_rows,
+            end_of_sequence=folder.end_of_sequence,
+            max_positions=folder.max_positions,
+            vocabulary_size=int(folder.config.get("vocab_size") or 0),
+            tokenizer=self.tokenizer if folder.tokenizer_file is not None else None,
+            config=folder.config,
+        )
+        sequences = min(EngineOptions().max_num_sequences, most - 1)
+        options = EngineOptions(max_num_sequences=sequences, max_num_batched_tokens=most, enforce_eager=True)
+        return Engine(served, options)
 
     def _one(self, prompt_ids: list[int], max_tokens: int, ignore_eos: bool) -> Completion:
         model = self.model

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from piecework.engine.scheduler import Scheduled
 from piecework.models.folder import MIN_ROWS
-from piecework.ops import PagedCache, Step
+from piecework.ops import AttentionBackend, PagedCache, Step
 
 MIN_TOKENS = 2
 """A step has at least so many rows, one of padding if need be: size 1 would need artifacts of its own."""
@@ -46,7 +46,11 @@ class Batch:
 
 
 def make_batch(
-    scheduled: Sequence[Scheduled], caches: Mapping[str, PagedCache], page_size: int, device: str | torch.device
+    scheduled: Sequence[Scheduled],
+    caches: Mapping[str, PagedCache],
+    page_size: int,
+    device: str | torch.device,
+    backend: AttentionBackend | None = None,
 ) -> Batch:
     """Lay the tokens of a step in a row, those of each sequence together."""
     ids: list[int] = []
@@ -71,6 +75,8 @@ def make_batch(
         num_padded=MIN_TOKENS,
         device=device,
     )
+    if backend is not None:
+        step = replace(step, backend=backend)
     padding = [0] * (MIN_TOKENS - len(ids))
     rows += [rows[0] if rows else 0] * (MIN_ROWS - len(rows))
     return Batch(

@@ -1,6 +1,6 @@
 """Compile a model folder into a store, and say under which key: `python -m piecework.engine.compile_process`.
 
-A server runs this beside itself. It reads one line of JSON (folder, dtype, device, options, store, nice) and writes
+A server runs this beside itself. It reads one line of JSON (folder, dtype, device, options, store, trust) and writes
 lines of JSON: how far it is, then `key` or `error`. Weights never travel: the trace needs their shapes alone. When what
 started it goes away, its standard input ends, and so does it.
 """
@@ -42,7 +42,6 @@ def main() -> int:
     try:
         job = json.loads(sys.stdin.readline())
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        os.nice(job["nice"])
         tell({"key": compile_folder(job, tell)})
     except PieceworkError as error:
         tell({"error": error.message, "hint": error.hint})

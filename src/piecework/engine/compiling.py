@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -45,7 +46,7 @@ class Compiling:
         self._note = note
         # -P: a folder that happens to be the working one is no place to import from.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*_stand_back(job.nice), sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -104,3 +105,8 @@ class Compiling:
         self.key, self.error = said.get("key", self.key), said.get("error", self.error)
         if "note" in said:
             self._note(said["note"])
+
+
+def _stand_back(nice: int) -> list[str]:
+    """Return what starts a process at low priority from its first instruction: its imports are work as well."""
+    return ["nice", "-n", str(nice)] if nice and shutil.which("nice") else []

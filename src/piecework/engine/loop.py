@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from piecework.engine.batch import Batch, make_batch
 from piecework.engine.generate import allocate_caches
@@ -147,7 +147,7 @@ class Engine:
             raise EngineError(f"what was to be waited for is not there: {self.tiers.trouble}", hint="serve without it")
 
     def _run(self, scheduled: list[Scheduled]) -> list[Output]:
-        batch = make_batch(scheduled, self.caches, self.options.page_size, self.served.device)
+        batch = self._batch(scheduled)
         logits = self.tiers.run(batch)
         self._count(batch)
         self.scheduler.advance(scheduled)
@@ -156,6 +156,10 @@ class Engine:
             return []
         chosen = choose(logits, sampled, self.served.end_of_sequence)
         return [self._add(sequence, token) for sequence, token in zip(sampled, chosen, strict=True)]
+
+    def _batch(self, scheduled: Iterable[Scheduled]) -> Batch:
+        served = self.served
+        return make_batch(tuple(scheduled), self.caches, self.options.page_size, served.device, served.backend)
 
     def _rehearse(self, num_tokens: int) -> None:
         """Run a step of tokens that nobody asked for, on pages that nobody holds."""
@@ -167,7 +171,7 @@ class Engine:
         sequence = Sequence(Request("rehearsal", tuple(7919 * n % most for n in range(count))), 0, -1, 0)
         sequence.pages = [self.pool.take() for _ in range(needed)]
         scheduled = (Scheduled(sequence, 0, count),)
-        self.tiers.run(make_batch(scheduled, self.caches, self.options.page_size, self.served.device))
+        self.tiers.run(self._batch(scheduled))
         for page in sequence.pages:
             self.pool.release(page)
 

@@ -15,6 +15,8 @@ from piecework.engine.served import Served
 from piecework.errors import EngineError
 
 GPU_SHARE, RAM_SHARE = 0.9, 0.4
+RAM_BYTES = 2 << 30
+"""Without a share asked for, pages in RAM take no more: they are written to at the start, and others live there too."""
 COMPILE_BYTES = 1 << 30
 """What a compile beside the server may take, in RAM; the trace of it holds no weights."""
 CAPTURE_STEPS = 2.0
@@ -53,6 +55,8 @@ def plan_pages(served: Served, options: EngineOptions, *, total_bytes: int = 0, 
         "compile": 0 if is_gpu or options.enforce_eager else COMPILE_BYTES,
     }
     left = int(total * share) - sum(taken.values())
+    if not is_gpu and not options.memory_fraction:
+        left = min(left, RAM_BYTES)
     one = page_bytes(served, options.page_size)
     longest = min(limit for limit in (options.max_length, served.max_positions, 1 << 24) if limit)
     wanted = options.max_num_sequences * -(-longest // options.page_size)

@@ -24,7 +24,7 @@ class EngineOptions:
     max_length: int = _option(0, "longest prompt with its answer; 0 = as long as model and pages allow")
     page_size: int = _option(16, "tokens of a page of the cache")
     num_pages: int = _option(0, "pages of the cache; 0 = what the memory allows")
-    memory_fraction: float = _option(0.0, "share of the device's memory that may be used; 0 = 0.9 of a GPU, 0.4 of RAM")
+    memory_fraction: float = _option(0.0, "share of the device's memory to use; 0 = 0.9 of a GPU, 2 GiB of RAM")
     share_prefixes: bool = _option(True, "share the pages of equal beginnings")
     enforce_eager: bool = _option(False, "serve eager code alone: nothing is compiled or captured")
     wait_for: str = _option(NOW, "now, compiled or captured: what is there before the first answer")

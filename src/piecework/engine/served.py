@@ -13,7 +13,7 @@ from torch import Tensor
 from piecework.engine.batch import Batch
 from piecework.engine.generate import StepFunction
 from piecework.models.folder import KvSite
-from piecework.ops import step_context
+from piecework.ops import AttentionBackend, ReferenceAttention, step_context
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Served:
     tokenizer: Tokenizer | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     weights_bytes: int = 0
+    backend: AttentionBackend = field(default_factory=ReferenceAttention)
 
 
 def call_step(step: StepFunction, batch: Batch) -> Tensor:

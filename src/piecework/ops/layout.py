@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from piecework.errors import StepError
+
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,14 @@ class Layout:
     device: torch.device
     masks: dict[tuple[int, int, int, int, int], Tensor] = field(default_factory=dict)
     gathers: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+    plans: dict[str, Any] = field(default_factory=dict)
+
+    def plan(self, name: str, make: Callable[[Layout], Plan]) -> Plan:
+        """Return what a backend makes of the layout: made by its first layer, read by all."""
+        if name not in self.plans:
+            self.plans[name] = make(self)
+        found: Plan = self.plans[name]
+        return found
 
     def mask(self, rows: int, first_position: int, keys: int, first_key: int, window: int) -> Tensor:
         """Say which keys each row sees, counted from `first_key`; layers of one kind share it.
