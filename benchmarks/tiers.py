@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--role", default="")
     parser.add_argument("--store", default="")
-    parser.add_argument("--requests", type=int, default=120, help="requests of the eager run, and after the swap")
+    parser.add_argument("--requests", type=int, default=40, help="requests of the eager run, and after the swap")
     parser.add_argument("--compiler", default="inductor")
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "tiers.json")
     arguments = parser.parse_args()
@@ -96,7 +96,7 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any]:
     engine = open_engine(
         real_model(), dtype="float32", options=CompileOptions(compiler=arguments.compiler),
         engine=EngineOptions(
-            max_num_sequences=CONCURRENT, max_num_batched_tokens=512, num_pages=2048,
+            max_num_sequences=CONCURRENT, max_num_batched_tokens=512, num_pages=512,
             enforce_eager=arguments.role == "eager",
         ),
         store=DiskStore(arguments.store), observer=recorder,

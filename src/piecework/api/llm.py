@@ -138,6 +138,7 @@ class LLM:
     @cached_property
     def engine(self) -> Engine:
         """An engine over the model, for as many prompts as there are; made when first asked for."""
+        from piecework.api.serving import step_function
         from piecework.engine.loop import Engine
         from piecework.engine.options import EngineOptions
         from piecework.engine.served import Served
@@ -146,7 +147,7 @@ class LLM:
         folder = model.folder
         most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
         served = Served(
-            step=model.step,
+            step=step_function(model.program, model.keeps_rows),
             sites=model.sites,
             dtype=model.dtype,
             device=model.device,

@@ -247,14 +247,14 @@ class _Opening:
 
 
 def step_function(program: Any, keeps_rows: bool) -> StepFunction:
-    """Return what an engine calls: the logits of chosen rows, or of every token where the model cannot choose.
+    """Return what an engine calls: the logits of chosen rows, picked afterwards where the model cannot choose.
 
     Tensors:
         ->  [...]  model
     """
     if keeps_rows:
         return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions, logits_to_keep=rows)
-    return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions)
+    return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions)[:, rows]
 
 
 def plain_options(settings: CompileOptions) -> dict[str, Any]:

@@ -12,8 +12,16 @@ from piecework.engine.scheduler import Scheduled
 from piecework.models.folder import MIN_ROWS
 from piecework.ops import AttentionBackend, PagedCache, Step
 
-MIN_TOKENS = 2
-"""A step has at least so many rows, one of padding if need be: size 1 would need artifacts of its own."""
+SIZES = (2, 4, 6, 8, 12, 16, 24, 32)
+"""Small steps are padded to one of these: a program keeps memory made for as many sizes, and makes it anew for others.
+
+The least is 2, since size 1 would need artifacts of its own.
+"""
+
+
+def padded_size(count: int, largest: int) -> int:
+    """Return the rows of a step of `count` tokens, padding included."""
+    return next((size for size in SIZES if count <= size <= largest), count)
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,9 @@ def make_batch(
     page_size: int,
     device: str | torch.device,
     backend: AttentionBackend | None = None,
+    largest: int = SIZES[-1],
 ) -> Batch:
-    """Lay the tokens of a step in a row, those of each sequence together."""
+    """Lay the tokens of a step in a row, those of each sequence together; no size above `largest` is padded to."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -66,19 +75,21 @@ def make_batch(
         starts.append(len(ids))
         if each.is_sampled:
             rows.append(len(ids) - 1)
+    is_decode = all(each.num_tokens == 1 for each in scheduled)
+    size = padded_size(len(ids), largest)
     step = Step.from_lists(
         slots=slots,
         query_starts=starts,
         sequence_lengths=[each.end for each in scheduled],
         page_table=[each.sequence.pages for each in scheduled],
         sites=caches,
-        num_padded=MIN_TOKENS,
+        num_padded=size,
         device=device,
     )
     if backend is not None:
         step = replace(step, backend=backend)
-    padding = [0] * (MIN_TOKENS - len(ids))
-    rows += [rows[0] if rows else 0] * (MIN_ROWS - len(rows))
+    padding = [0] * (size - len(ids))
+    rows += [rows[0] if rows else 0] * ((size if is_decode else MIN_ROWS) - len(rows))
     return Batch(
         scheduled=tuple(scheduled),
         input_ids=torch.tensor([ids + padding], device=device),
@@ -86,5 +97,5 @@ def make_batch(
         rows=torch.tensor(rows, device=device),
         step=step,
         num_tokens=len(ids),
-        is_decode=all(each.num_tokens == 1 for each in scheduled),
+        is_decode=is_decode,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from piecework.engine.batch import Batch, make_batch
+from piecework.engine.batch import SIZES, Batch, make_batch
 from piecework.engine.generate import allocate_caches
 from piecework.engine.memory import plan_pages
 from piecework.engine.options import EngineOptions, Status
@@ -158,8 +158,15 @@ class Engine:
         return [self._add(sequence, token) for sequence, token in zip(sampled, chosen, strict=True)]
 
     def _batch(self, scheduled: Iterable[Scheduled]) -> Batch:
-        served = self.served
-        return make_batch(tuple(scheduled), self.caches, self.options.page_size, served.device, served.backend)
+        served, options = self.served, self.options
+        return make_batch(
+            tuple(scheduled),
+            self.caches,
+            options.page_size,
+            served.device,
+            served.backend,
+            min(SIZES[-1], options.max_num_batched_tokens),
+        )
 
     def _rehearse(self, num_tokens: int) -> None:
         """Run a step of tokens that nobody asked for, on pages that nobody holds."""

@@ -20,8 +20,9 @@ from piecework.ops import AttentionBackend, ReferenceAttention, step_context
 class Served:
     """A model whose weights are in: its eager step, what each layer's cache holds, and its limits.
 
-    Where `keeps_rows` is false a step gives the logits of every token. `max_positions` is 0 where the model does not
-    say, `tokenizer` None where answers are token ids alone. `config` is the folder's configuration.
+    Where `keeps_rows` is false a step computes the logits of every token and picks those that were asked for.
+    `max_positions` is 0 where the model does not say, `tokenizer` None where answers are token ids alone. `config` is
+    the folder's configuration.
     """
 
     step: StepFunction
@@ -46,7 +47,4 @@ def call_step(step: StepFunction, batch: Batch) -> Tensor:
     """
     with torch.inference_mode(), step_context(batch.step):
         logits = step(batch.input_ids, batch.position_ids, batch.rows)
-    flat = logits.reshape(-1, logits.shape[-1])
-    if flat.shape[0] != batch.rows.shape[0]:  # a model that cannot choose gives the logits of every token
-        flat = flat.index_select(0, batch.rows)
-    return flat[: len(batch.sampled)]
+    return logits.reshape(-1, logits.shape[-1])[: len(batch.sampled)]

@@ -21,6 +21,7 @@ from piecework.values.difference import relative_error
 from piecework.values.tolerance import allowed_error
 
 STEPS_PER_SLICE = 4
+MOST_ERROR = 0.1  # of logits beside eager's, however many sites there are
 EAGER, COMPILED, CAPTURED = 0, 1, 2
 READY = Progress("ready", 1, 1)
 
@@ -150,5 +151,5 @@ class Tiers:
         if tried.shape != logits.shape:
             return f"its logits have shape {list(tried.shape)}, eager's {list(logits.shape)}"
         error = relative_error(tried, logits)
-        allowed = self._num_sites * allowed_error(0.0, str(logits.dtype).removeprefix("torch."))
+        allowed = min(MOST_ERROR, self._num_sites * allowed_error(0.0, str(logits.dtype).removeprefix("torch.")))
         return "" if error <= allowed else f"its logits are off by {error:.1e}, allowed are {allowed:.1e}"
