@@ -133,9 +133,10 @@ def test_what_can_never_be_answered_is_said() -> None:
 def test_a_real_model_in_a_batch_answers_as_alone(architecture: str, tmp_path: Path) -> None:
     folder = tiny_folder(architecture, tmp_path)
     loaded = load_model(folder)
-    engine = open_engine(
-        folder, engine=EngineOptions(max_num_sequences=3, max_num_batched_tokens=7, page_size=4, num_pages=40)
+    options = EngineOptions(
+        max_num_sequences=3, max_num_batched_tokens=7, page_size=4, num_pages=40, enforce_eager=True
     )
+    engine = open_engine(folder, engine=options)
     random = torch.Generator().manual_seed(5)
     prompts = {f"r{n}": torch.randint(3, 96, (3 + 4 * n,), generator=random).tolist() for n in range(5)}
     for name, prompt in prompts.items():

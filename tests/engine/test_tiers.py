@@ -18,6 +18,7 @@ import piecework as pw
 import piecework.ops
 from engine.counting import Adding, drain, expected, request, served, tokens
 from piecework.api.serving import open_engine, step_function
+from piecework.engine.batch import empty_step
 from piecework.engine.climb import Plan, capture, climb
 from piecework.engine.events import CompileProcess, TierFailed, TierReady
 from piecework.engine.generate import generate
@@ -287,12 +288,18 @@ def test_sizes_are_captured_in_gaps_and_what_is_captured_serves(
 
     (key,) = pw.DiskStore(climbed[0]).list_records(PROGRAM)
     program = pw.load(pw.DiskStore(climbed[0]), key=key, weights=folder, ops=piecework.ops.BODIES)
-    captured = pw.capture(program, device="dry", options=options, phase_of=lambda: tiers.phase)
+    captured = pw.capture(
+        program,
+        device="dry",
+        options=options,
+        steps=lambda phase, size: empty_step(tiers.caches, size, "cpu"),
+        phase_of=lambda: tiers.phase,
+    )
     tiers.climb(capture(tiers, captured, step_of, 1000.0))
     assert engine.has_background_work
-    engine.idle()
-    engine.idle()
-    assert not engine.has_background_work and engine.status.tier == 2
+    while engine.has_background_work:
+        engine.idle()
+    assert engine.status.tier == 2
     serve(engine, answers)
     assert programs[0].refused == {} and set(programs[0].sizes) == {("decode", 2), ("decode", 4)}
     assert programs[0].counts["decode", "piecewise"] > 0, programs[0].counts

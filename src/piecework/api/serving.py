@@ -18,6 +18,7 @@ from piecework.api.location import locate
 from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
 from piecework.capture_options import CaptureOptions
+from piecework.engine.batch import empty_step
 from piecework.engine.generate import StepFunction
 from piecework.engine.loop import Engine
 from piecework.engine.options import NOW, EngineOptions, Progress
@@ -207,7 +208,11 @@ class _Opening:
             when="idle",
         )
         return lambda program: capture(
-            program, options=options, phase_of=lambda: tiers.phase, observer=self.observer
+            program,
+            options=options,
+            steps=lambda phase, size: empty_step(tiers.caches, size, self.device),
+            phase_of=lambda: tiers.phase,
+            observer=self.observer,
         )
 
     def _load_eager(self) -> tuple[Served, Mapping[str, torch.Tensor]]:

@@ -99,3 +99,16 @@ def make_batch(
         num_tokens=len(ids),
         is_decode=is_decode,
     )
+
+
+def empty_step(caches: Mapping[str, PagedCache], size: int, device: str | torch.device) -> Step:
+    """Return a step of padding alone: what graphs between opaque calls are recorded in, while nothing is written."""
+    return Step.from_lists(
+        slots=(),
+        query_starts=[0],
+        sequence_lengths=(),
+        page_table=(),
+        sites=caches,
+        num_padded=size,
+        device=device,
+    )

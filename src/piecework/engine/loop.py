@@ -47,6 +47,7 @@ class Engine:
             dtype=served.dtype,
             device=served.device,
         )
+        self.tiers.caches = self.caches
         limits = (self.options.max_length, served.max_positions, num_pages * self.options.page_size)
         self.max_length = min(limit for limit in limits if limit)
         self._texts: dict[tuple[str, int], TextStream] = {}

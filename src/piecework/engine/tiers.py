@@ -6,7 +6,7 @@ that does a slice of work each time it is asked, between two steps or while ther
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from piecework.engine.generate import StepFunction
 from piecework.engine.options import Progress
 from piecework.engine.served import call_step
 from piecework.events import Observer
+from piecework.ops import PagedCache
 from piecework.values.difference import relative_error
 from piecework.values.tolerance import allowed_error
 
@@ -34,6 +35,7 @@ class Tiers:
         self.progress = READY
         self.trouble = ""
         self.phase = "prefill"
+        self.caches: Mapping[str, PagedCache] = {}
         self.used = EAGER
         self.num_steps = 0
         self.steps_by_tier = [0, 0, 0]

@@ -65,7 +65,7 @@ class Trials:
 
     def learn_rule(self, source: Source, phase: PhaseCapture) -> ResultRule:
         """Run a small size, the next smaller one, and the small one with another last row."""
-        size = next((size for size in phase.sizes if size > 1), 0)
+        size = next((size for size in phase.sizes if size > 1 and _serves_below(source, size)), 0)
         if not size or not source.symbols:
             return ResultRule({}, {})
         base = self._result(source, phase, dict.fromkeys(source.symbols, size), size)
@@ -152,3 +152,13 @@ def refuse_attribute_writes(before: Mapping[str, Any], after: Mapping[str, Any])
             hint="return the value instead",
             facts={"attributes": written},
         )
+
+
+def _serves_below(source: Source, size: int) -> bool:
+    """Tell whether the source serves the next smaller size, symbol by symbol: a program may begin above 1."""
+    try:
+        for symbol in source.symbols:
+            source.run_for({**dict.fromkeys(source.symbols, size), symbol: size - 1})
+    except CaptureError:
+        return False
+    return True
