@@ -92,9 +92,12 @@ def _draw(probabilities: Tensor, parameters: SamplingParameters, number: float) 
         kept = torch.where(before < parameters.top_p * kept.sum(), kept, 0.0)
     if parameters.min_p:
         kept = torch.where(kept >= parameters.min_p * kept.max(), kept, 0.0)
+    left = kept.nonzero()
+    if not left.numel():  # of logits that are no numbers
+        return 0
     sums = kept.cumsum(0)
     place = int(torch.searchsorted(sums, number * sums[-1], right=True))
-    place = min(place, int(kept.nonzero()[-1]))
+    place = min(place, int(left[-1]))
     return place if order is None else int(order[place])
 
 

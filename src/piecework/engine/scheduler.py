@@ -105,9 +105,9 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self._max_num_sequences:
             return None
         sequence = self.waiting[0]
-        if sequence.index and any(
-            each.request is sequence.request and each.num_computed < each.num_prompt for each in self.running
-        ):
+        size = self.pool.page_size
+        whole = (sequence.num_prompt - 1) // size * size
+        if sequence.index and any(e.request is sequence.request and e.num_computed < whole for e in self.running):
             return None  # a first answer whose prompt is half-way will leave pages to share
         shared = self._shared_pages(sequence)
         free = self.pool.num_free - sum(self.pool.is_free(page) for page in shared)
