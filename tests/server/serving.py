@@ -37,7 +37,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}w3{% endif %}"
 )
 NAME = "tiny"
-ENGINE = EngineOptions(num_pages=128, max_num_sequences=16, max_num_batched_tokens=64)
+ENGINE = EngineOptions(num_pages=128, max_num_sequences=16, max_num_batched_tokens=64, enforce_eager=True)
 
 
 @dataclass

@@ -120,7 +120,10 @@ class _Opening:
                 "a compiler that is an object does not travel to the process that compiles",
                 hint=f"name one of {', '.join(COMPILERS)}, or fill the store before",
             )
-        shared = store if isinstance(store, DiskStore) else DiskStore(tempfile.mkdtemp(prefix="piecework-"))
+        is_shared = isinstance(store, DiskStore) and not store.read_only and not store.write_only
+        # What cannot be written to by two processes is left alone: this start compiles for itself.
+        shared = store if is_shared else DiskStore(tempfile.mkdtemp(prefix="piecework-"))
+        assert isinstance(shared, DiskStore)
         job = Job(
             folder=str(self.folder.path),
             dtype=self.dtype,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from piecework.cli.flags import CompileFlags, ModelFlags, StoreFlags
 from piecework.cli.progress import progress
-from piecework.cli.settings import Settings, gather
+from piecework.cli.settings import Settings, gather, open_store
 from piecework.env import Environment
 from piecework.errors import EngineError, OptionError
 from piecework.events import Observer
@@ -65,7 +65,9 @@ class Startup:
             self.model,
             dtype=flags.dtype,
             device=flags.device,
+            options=self.settings.options,
             engine=self.engine,
+            store=open_store(self.settings, self.observer),
             observer=self.observer,
             offline=flags.offline,
             report=told,

@@ -13,7 +13,7 @@ from piecework.engine.pages import PagePool
 from piecework.engine.sampler import Chosen, choose
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.engine.sequence import FinishReason, Output, Request, Sequence, TokenLogprobs, sequences_of
-from piecework.engine.served import Served
+from piecework.engine.served import Runner, Served
 from piecework.engine.text import TextStream
 from piecework.engine.tiers import CAPTURED, Tiers
 from piecework.errors import EngineError, OptionError
@@ -33,6 +33,7 @@ class Engine:
         self.served = served
         self.options = options or EngineOptions()
         self.tiers = tiers or Tiers(served.step, ignore, num_sites=len(served.sites))
+        self.runner: Runner = self.tiers  # whoever watches steps stands in its place
         num_pages = self.options.num_pages or plan_pages(served, self.options)
         self.pool = PagePool(num_pages, self.options.page_size, is_sharing=self.options.share_prefixes)
         self.scheduler = Scheduler(
@@ -149,7 +150,7 @@ class Engine:
 
     def _run(self, scheduled: list[Scheduled]) -> list[Output]:
         batch = self._batch(scheduled)
-        logits = self.tiers.run(batch)
+        logits = self.runner.run(batch)
         self._count(batch)
         self.scheduler.advance(scheduled)
         sampled = [each.sequence for each in batch.sampled]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -37,6 +37,18 @@ class Served:
     config: Mapping[str, Any] = field(default_factory=dict)
     weights_bytes: int = 0
     backend: AttentionBackend = field(default_factory=ReferenceAttention)
+
+
+class Runner(Protocol):
+    """What runs a batch: the best of several tiers, or what watches them."""
+
+    def run(self, batch: Batch) -> Tensor:
+        """Return the logits of the batch's rows.
+
+        Tensors:
+            ->  [B, V]  model  valid until the next step
+        """
+        ...
 
 
 def call_step(step: StepFunction, batch: Batch) -> Tensor:
