@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from engine.counting import Adding, drain, expected, request, small_engine, tokens
+from engine.counting import Adding, drain, expected, request, served, small_engine, tokens
 from piecework.api.serving import open_engine
+from piecework.engine.events import TierFailed
 from piecework.engine.generate import generate
+from piecework.engine.loop import Engine
 from piecework.engine.options import EngineOptions
 from piecework.engine.sequence import SamplingParameters
+from piecework.engine.tiers import Tiers
 from piecework.errors import OptionError
+from piecework.events import Recorder
 from piecework.models.hugging_face import load_model
 from tiny_models import tiny_folder
 
@@ -148,3 +153,26 @@ def test_a_real_model_in_a_batch_answers_as_alone(architecture: str, tmp_path: P
         assert decided > 3
         assert tokens(found[name, 0])[:decided] == alone.token_ids[:decided]
     assert engine.pool.num_held == 0
+
+
+def test_a_tier_that_raises_while_it_serves_is_left_and_no_request_notices() -> None:
+    class Breaking(Adding):
+        def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
+            logits = super().__call__(input_ids, position_ids, rows)
+            if len(self.steps) == 4:
+                raise RuntimeError("an illegal address")
+            return logits
+
+    recorder = Recorder()
+    tiers = Tiers(Adding(), recorder)
+    tiers.swap_in(1, Breaking())
+    options = EngineOptions(max_num_sequences=4, max_num_batched_tokens=8, page_size=4, num_pages=16)
+    engine = Engine(served(), options, tiers=tiers)
+    prompts = {f"r{n}": [n + 1, n + 2] for n in range(3)}
+    for name, prompt in prompts.items():
+        engine.submit(request(name, prompt, max_tokens=7))
+    found = drain(engine)
+    assert {name: tokens(found[name, 0]) for name in prompts} == {n: expected(p, 7) for n, p in prompts.items()}
+    assert engine.status.tier == 0 and engine.status.trouble == "tier 1: RuntimeError: an illegal address"
+    assert [each.tier for each in recorder.of(TierFailed)] == [1]
+    assert engine.status.steps_by_tier[:2] == (engine.status.num_steps - 3, 3)

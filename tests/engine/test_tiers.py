@@ -16,7 +16,7 @@ from torch import Tensor
 
 import piecework as pw
 import piecework.ops
-from engine.counting import Adding, drain, expected, request, served, tokens
+from engine.counting import drain, request, served, tokens
 from piecework.api.serving import open_engine, step_function
 from piecework.engine.batch import empty_step
 from piecework.engine.climb import Plan, capture, climb
@@ -249,29 +249,6 @@ def test_a_store_that_takes_nothing_leaves_eager_serving_and_says_why(
     serve_until_climbed(engine, answers)
     assert engine.status.tier == 0
     assert "took not all of what was compiled" in engine.status.trouble
-
-
-def test_a_tier_that_raises_while_it_serves_is_left_and_no_request_notices() -> None:
-    class Breaking(Adding):
-        def __call__(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-            logits = super().__call__(input_ids, position_ids, rows)
-            if len(self.steps) == 4:
-                raise RuntimeError("an illegal address")
-            return logits
-
-    recorder = Recorder()
-    tiers = Tiers(Adding(), recorder)
-    tiers.swap_in(1, Breaking())
-    options = EngineOptions(max_num_sequences=4, max_num_batched_tokens=8, page_size=4, num_pages=16)
-    engine = Engine(served(), options, tiers=tiers)
-    prompts = {f"r{n}": [n + 1, n + 2] for n in range(3)}
-    for name, prompt in prompts.items():
-        engine.submit(request(name, prompt, max_tokens=7))
-    found = drain(engine)
-    assert {name: tokens(found[name, 0]) for name in prompts} == {n: expected(p, 7) for n, p in prompts.items()}
-    assert engine.status.tier == 0 and engine.status.trouble == "tier 1: RuntimeError: an illegal address"
-    assert [each.tier for each in recorder.of(TierFailed)] == [1]
-    assert engine.status.steps_by_tier[:2] == (engine.status.num_steps - 3, 3)
 
 
 def test_sizes_are_captured_in_gaps_and_what_is_captured_serves(

@@ -36,8 +36,8 @@ class TritonPlan:
     longest: int
 
 
-@triton.jit
-def _attend(
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
     query, out, partial, statistics, keys, values, tiles, page_table, sinks, scaling, softcap, window, num_rows,
     table_width, row_stride, page_stride, slot_stride, keys_per_split,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, TILE_: tl.constexpr, KEYS_: tl.constexpr,
@@ -97,8 +97,8 @@ def _attend(
         tl.store(statistics + kept * 2 + 1, total, mask=is_row)
 
 
-@triton.jit
-def _combine(
+@triton.jit  # type: ignore[untyped-decorator]
+def _combine(  # type: ignore[no-untyped-def]
     out, partial, statistics, sinks, num_rows, heads, row_stride,
     WIDTH: tl.constexpr, SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
