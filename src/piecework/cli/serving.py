@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from piecework.cli.flags import CompileFlags, ModelFlags, StoreFlags
 from piecework.cli.progress import progress
 from piecework.cli.settings import Settings, gather, open_store
+from piecework.cli.start import checks_for
 from piecework.env import Environment
 from piecework.errors import EngineError, OptionError
 from piecework.events import Observer
@@ -67,7 +68,7 @@ class Startup:
             device=flags.device,
             options=self.settings.options,
             engine=self.engine,
-            store=open_store(self.settings, self.observer),
+            store=open_store(self.settings, self.observer, checks_for(self.settings)),
             observer=self.observer,
             offline=flags.offline,
             report=told,

@@ -33,10 +33,10 @@ def starting(compile_flags: CompileFlags, store_flags: StoreFlags) -> Iterator[S
     with progress() as draw:
         tally = Tally()
         observer = fan_out(tally, ReportLines(str(settings.store.store)), draw)
-        yield Start(settings, open_store(settings, observer, _checks(settings)), tally, observer)
+        yield Start(settings, open_store(settings, observer, checks_for(settings)), tally, observer)
 
 
-def _checks(settings: Settings) -> Mapping[str, RecordCheck]:
+def checks_for(settings: Settings) -> Mapping[str, RecordCheck]:
     """Return what records must hold, known when the first is read: it takes torch, which nothing before that needs."""
     if settings.store.store == "memory":
         return {}

@@ -22,6 +22,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def make_router(front: Front) -> APIRouter:
     """Return the routes: the page, and the events that it reads."""
     router = APIRouter(include_in_schema=False)
+    asked = Snapshot(front)
     text = files("piecework.server").joinpath("page.html").read_text(encoding="utf-8")
 
     @router.get("/piecework")
@@ -32,7 +33,7 @@ def make_router(front: Front) -> APIRouter:
     @router.get("/piecework/state")
     async def state() -> dict[str, Any]:
         """Return what the page shows, once."""
-        return Snapshot(front).take()
+        return asked.take()
 
     @router.get("/piecework/events")
     async def events() -> Response:
