@@ -17,7 +17,7 @@ from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
 from piecework.stages.evidence import collect, what_changed, why_stale
-from piecework.stages.find import deserves_more_time, find_record, require_modules, with_siblings
+from piecework.stages.find import deserves_more, find_record, require_modules, with_siblings
 from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
 from piecework.store.protocol import PROGRAM, KernelStore
@@ -140,7 +140,7 @@ def find(
 
     def stale(record: Record) -> str:
         found = (
-            deserves_more_time(one, request.budget_s)
+            deserves_more(one, request.budget_s, request.verify)
             or why_stale(one.sources, lambda one=one: store.read_blob(one.evidence), model)  # type: ignore[misc]
             for one in with_siblings(record, store)
         )
@@ -182,7 +182,7 @@ def _build_side(
     store: KernelStore,
     observer: Observer,
 ) -> tuple[str, Record]:
-    from piecework.stages.compile import Job, compile_jobs, fallen
+    from piecework.stages.compile import Job, compile_jobs, notes_of
     from piecework.stages.graph_text import leave_graph
     from piecework.stages.record import make_record
     from piecework.stages.rewrite import naming_cuts, rewrite
@@ -213,14 +213,13 @@ def _build_side(
         parts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, observer,
             budget_s=request.budget_s, threads=request.threads,
-            check=_check_of(request, source, traced, plan, store),
+            check=(check := _check_of(request, source, traced, plan, store)),
         )  # fmt: skip
         own = refine(own, plan.regions, parts)
         artifacts = assign(own, plan.regions, parts)
     evidence = collect(traced.guards, traced.code, traced.constants)
     factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
-    notes: dict[str, Any] = {"fall_backs": lost} if (lost := fallen(artifacts, store)) else {}
-    notes |= {"passes": reports} if reports else {}
+    notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
     record = make_record(
         traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
         proofs=side.proofs, bounds=bounds, siblings=siblings,

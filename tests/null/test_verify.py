@@ -14,7 +14,7 @@ import piecework as pw
 from case_operators import SPLIT, rows
 from piecework.api.programs import make_request
 from piecework.compilers.eager import EagerCompiler
-from piecework.events import ArtifactCompiled, FallBack, Recorder, VerificationFailed, Verified
+from piecework.events import ArtifactCompiled, FallBack, Recorder, RecordHit, RecordMiss, VerificationFailed, Verified
 from piecework.pipeline import compile_model
 from piecework.runtime.program import Program
 from piecework.stages.verify import Verification
@@ -215,3 +215,35 @@ def test_what_cannot_be_tried_is_said_to_be_untried() -> None:
     elsewhere = Artifact(INDUCTOR, text, facts={"machine": {"machine": "no such machine"}})
     found = verify(0, MIDDLE, WIDE, elsewhere)
     assert found.outcome == UNTRIED and "it does not load here: the artifact was built for" in found.reason
+
+
+def verified(store: Any) -> set[str]:
+    return {str(store.read_record(ARTIFACT, key)["facts"].get("verified")) for key in store.list_records(ARTIFACT)}
+
+
+def test_what_was_stored_unverified_is_verified_by_the_next_build_that_would() -> None:
+    store, model = pw.MemoryStore(), Model()
+    compile_with(lambda text: text, model, store, verify=False)
+    assert verified(store) == {"None"}
+    program, recorder, compiler = compile_with(lambda text: text, model, store)
+    assert (compiler.boxes, recorder.of(ArtifactCompiled)) == ([], [])
+    assert {event.outcome for event in recorder.of(Verified)} == {HELD} and verified(store) == {"real"}
+    assert "compiled with `verify=False`, and now they are to be verified" in recorder.of(RecordMiss)[0].reason
+    for verify in (True, False):  # tried once, it is believed
+        _, recorder, _ = compile_with(lambda text: text, model, store, verify=verify)
+        assert recorder.of(RecordHit) and not recorder.of(Verified)
+    x = rows(7)[0]
+    with torch.no_grad():
+        assert torch.equal(program(x), model(x))
+
+
+def test_what_was_stored_unverified_and_is_wrong_is_replaced() -> None:
+    store, model = pw.MemoryStore(), Model()
+    x = rows(7)[0]
+    wrong, _, _ = compile_with(off_by_one_percent, model, store, verify=False)
+    right, recorder, compiler = compile_with(off_by_one_percent, model, store)
+    assert compiler.boxes == [] and recorder.of(VerificationFailed) and verified(store) == {"failed"}
+    with torch.no_grad():
+        assert torch.equal(right(x), model(x)) and not torch.equal(wrong(x), model(x))
+    _, again, _ = compile_with(off_by_one_percent, model, store)
+    assert again.of(RecordHit) and again.of(FallBack)  # told at each start

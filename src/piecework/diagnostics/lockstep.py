@@ -22,7 +22,8 @@ from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.seam.loader import load
 from piecework.stages.bind import bind
 from piecework.stages.verify.beside import Expected, expect, own_inputs
-from piecework.store.protocol import ARTIFACT, KernelStore
+from piecework.store.artifacts import read_artifact
+from piecework.store.protocol import KernelStore
 from piecework.values.artifact import TEXT, Artifact, Compiler, LoadedPiece
 from piecework.values.difference import Difference
 from piecework.values.graph import PIECE
@@ -168,11 +169,3 @@ def stored_form(record: Record, store: KernelStore) -> Form:
 def made_form(name: str, compiler: Compiler) -> Form:
     """Return the form that a compiler makes now."""
     return Form(name, lambda number, text, box: compiler.compile(text, box))
-
-
-def read_artifact(store: KernelStore, key: str) -> Artifact:
-    """Read an artifact back as a value."""
-    record = store.read_record(ARTIFACT, key)
-    kernels = {name: store.read_blob(digest) for name, digest in record["kernels"].items()}
-    text = store.read_blob(record["text"]).decode()
-    return Artifact(record["kind"], text, kernels, tuple(record["guards"]), dict(record["facts"]))

@@ -27,6 +27,7 @@ from piecework.events import (
     VerificationFailed,
     Verified,
 )
+from piecework.store.artifacts import read_artifact, write_artifact
 from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
@@ -119,7 +120,19 @@ def _ensure(job: Job, line: Line, may_cut: bool) -> Part:
             if stored is None:
                 return _make(job, line, Part(job.box, key), factors, may_cut)
     line.observer(ArtifactReused(piece=job.name, range=format_box(stored.box), key=key))
+    if line.check is not let_pass and "verified" not in line.store.read_record(ARTIFACT, key)["facts"]:
+        _catch_up(job, line, stored, factors)
     return stored
+
+
+def _catch_up(job: Job, line: Line, part: Part, factors: Mapping[str, Any]) -> None:
+    """Try an artifact that was stored without having been tried, and note in its record what came of it."""
+    found = read_artifact(line.store, part.key)
+    artifact, reason = _try(job, line, part.box, found)
+    if reason:
+        artifact = _stand_in(job, line, reason, artifact.facts.get("errors", {}))
+    if artifact.facts != found.facts:
+        write_artifact(line.store, part.key, artifact, factors)
 
 
 def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool) -> Part:
@@ -131,11 +144,7 @@ def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut:
     kept = _part_of(artifact.guards, job.box, may_cut)
     reason = f"it assumes `{' and '.join(artifact.guards)}`, at which its sizes cannot be cut" if kept is None else ""
     if kept is not None:
-        verdict = _check(job, line, kept, artifact)
-        if verdict.outcome == FAILED:
-            line.observer(VerificationFailed(piece=job.name, range=format_box(kept), reason=verdict.reason))
-            reason = f"it is not served: {verdict.reason}"
-        artifact = replace(artifact, facts={**artifact.facts, **verdict.facts})
+        artifact, reason = _try(job, line, kept, artifact)
     if reason:
         artifact, used = _stand_in(job, line, reason, artifact.facts.get("errors", {})), line.fall_back.name
     served = Part(job.box if reason or kept is None else kept, part.key)
@@ -152,6 +161,15 @@ def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut:
         )
     )
     return served
+
+
+def _try(job: Job, line: Line, box: Box, artifact: Artifact) -> tuple[Artifact, str]:
+    """Return an artifact with what its trial adds to its record, and the reason where it may not serve."""
+    verdict, reason = _check(job, line, box, artifact), ""
+    if verdict.outcome == FAILED:
+        line.observer(VerificationFailed(piece=job.name, range=format_box(box), reason=verdict.reason))
+        reason = f"it is not served: {verdict.reason}"
+    return replace(artifact, facts={**artifact.facts, **verdict.facts}), reason
 
 
 def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
@@ -231,6 +249,12 @@ def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:
     return outcome.result(timeout=budget_s)
 
 
+def notes_of(artifacts: Mapping[tuple[int, str], str], store: Store, check: Check) -> dict[str, Any]:
+    """Return what the record that names the artifacts tells of them: what fell back, and that none was tried."""
+    lost = fallen(artifacts, store)
+    return ({"fall_backs": lost} if lost else {}) | ({"unverified": True} if check is let_pass else {})
+
+
 def fallen(artifacts: Mapping[tuple[int, str], str], store: Store) -> list[dict[str, Any]]:
     """Return what runs otherwise than the compiler was asked for, and why, for the record that names the artifacts."""
     found = []
@@ -260,18 +284,3 @@ def _stored_part(line: Line, key: str, job: Job, may_cut: bool) -> Part | None:
         return None
     kept = _part_of(tuple(record["guards"]), job.box, may_cut)
     return None if kept is None else Part(kept, key)
-
-
-def write_artifact(store: Store, key: str, artifact: Artifact, factors: Mapping[str, Any]) -> None:
-    """Write an artifact's blobs, then its record."""
-    kernels = {name: store.write_blob(data) for name, data in artifact.kernels.items()}
-    record = {
-        "kind": artifact.kind,
-        "text": store.write_blob(artifact.text.encode()),
-        "kernels": kernels,
-        "guards": list(artifact.guards),
-        "facts": dict(artifact.facts),
-        "factors": dict(factors),
-        "size_bytes": artifact.size_bytes,
-    }
-    store.write_record(ARTIFACT, key, record)

@@ -49,12 +49,17 @@ def tell_fall_backs(record: Record, observer: Observer) -> None:
         observer(FallBack(what=fallen["what"], reason=fallen["reason"]))
 
 
-def deserves_more_time(record: Record, budget_s: float) -> str:
-    """Say which piece outran a smaller budget than `budget_s` (0: none) and runs eager; an empty string if none did."""
+def deserves_more(record: Record, budget_s: float, is_verifying: bool) -> str:
+    """Say what a record lacks that is asked for now, and an empty string if nothing.
+
+    A piece may have outrun a smaller budget than `budget_s` (0: none) and run eager; artifacts may be untried.
+    """
     for fallen in record.notes.get("fall_backs", ()):
         given_s = fallen["budget_s"]
         if given_s and not 0 < budget_s <= given_s:
             return f"{fallen['what']}, for it had {given_s:g} s to compile; now it may take longer"
+    if is_verifying and record.notes.get("unverified"):
+        return "its artifacts were compiled with `verify=False`, and now they are to be verified"
     return ""
 
 
