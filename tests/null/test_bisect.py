@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import piecework as pw
 from case_operators import SPLIT
-from piecework.diagnostics.bisect import AOT, BIND, COMPILE, EQUAL, TRACE, Finding, bisect
-from piecework.diagnostics.inside import CALL, STORED
+from piecework.diagnostics.bisect import AOT, BIND, CAPTURE, COMPILE, EQUAL, TRACE, Finding, bisect
+from piecework.diagnostics.inside import CALL, REPLAY, STORED
 from piecework.errors import OptionError
+from piecework.seam.dry import DryDevice
 from piecework.seam.loader import load
 from piecework.stages.find import read_program
 from piecework.store.protocol import ARTIFACT, PROGRAM
@@ -81,7 +82,7 @@ def plan_of(model: nn.Module) -> tuple[list[str], list[int]]:
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     found = find(Deep(), PlantedCompiler(lambda text: text))
     assert (found.stage, found.is_equal, found.skipped) == (EQUAL, True, {})
-    assert found.calls == {"aot": 6, "compiled": 6}
+    assert found.calls == {"aot": 6, "compiled": 6, "captured": 6}
     assert found.result is not None and not found.result.is_fault
 
 
@@ -170,6 +171,48 @@ def test_the_folder_reproduces_the_fault_alone(tmp_path: Path) -> None:
     assert found.difference.fault in done.stdout.splitlines()
 
 
+class ForgetfulGraph:
+    """A graph whose replay leaves one value of its memory as another graph left it."""
+
+    def __init__(self, graph: Any, device: DryDevice) -> None:
+        self._graph, self._device = graph, device
+
+    def replay(self) -> None:
+        self._graph.replay()
+        entry = self._graph._entries[-1]
+        next(home for home in entry.homes if home is not None).view(-1)[0] += 1.0
+
+    def reset(self) -> None:
+        self._graph.reset()
+
+
+class ForgetfulDevice(DryDevice):
+    """A device that records one of its graphs wrong, counted from the first that is made."""
+
+    made = 0
+    wrong = -1
+
+    def end(self) -> Any:
+        graph = super().end()
+        ForgetfulDevice.made += 1
+        return ForgetfulGraph(graph, self) if graph is not None and self.made - 1 == self.wrong else graph
+
+
+@pytest.mark.parametrize("wrong", range(6))
+def test_a_fault_of_the_replay_is_told_from_one_of_the_piece(wrong: int, tmp_path: Path) -> None:
+    _, regions = plan_of(Deep())
+    sites = [index for index, piece in enumerate(regions) if piece >= 0]
+    ForgetfulDevice.made, ForgetfulDevice.wrong = 0, wrong
+    found = find(
+        Deep(), PlantedCompiler(lambda text: text), folder=tmp_path / "repro",
+        make_device=lambda: ForgetfulDevice(by_call=True),
+    )  # fmt: skip
+    assert (found.stage, found.region, found.piece) == (CAPTURE, sites[wrong], regions[sites[wrong]]), found
+    assert found.inside is not None and found.inside.origin == REPLAY
+    assert found.difference is not None and "is off by" in found.difference.fault
+    assert (tmp_path / "repro" / "repro.py").is_file() and found.calls["captured"] <= 2 * 6
+
+
 def test_a_fault_of_the_trace_is_told_from_one_of_the_compiler() -> None:
     """The model draws on state that the trace does not see: what it gives is not what its graph gives."""
 
@@ -195,4 +238,5 @@ def test_modes_without_stages_are_refused() -> None:
 
 
 def test_every_stage_has_its_name() -> None:
-    assert {EQUAL, TRACE, AOT, COMPILE, BIND} == {"equal", "trace", "aot", "compile", "bind"}
+    stages = {EQUAL, TRACE, AOT, COMPILE, BIND, CAPTURE}
+    assert stages == {"equal", "trace", "aot", "compile", "bind", "capture"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import piecework as pw
-from case_operators import assert_serves, compile_case, rows
+from case_operators import assert_serves, calls, compile_case, rows
 from piecework.errors import ContractError, SplitError
 
 SPACE = "contracts"
@@ -134,6 +134,48 @@ def test_a_default_that_the_fake_lacks_is_named() -> None:
 
     with pytest.raises(SplitError, match=f"operator `{SPACE}::defaulted` has a default for `by` that its fake lacks"):
         compile_case(Gives(), rows(5), options={"split_ops": (f"{SPACE}::defaulted",)})
+
+
+class Discards(nn.Module):
+    """Calls an operator for what it does beside its result, which nothing declares."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ops.cases.put(x * 2)
+        return torch.ops.cases.fresh(x) + 1
+
+
+class DiscardsInAChain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        dead = torch.relu(torch.ops.cases.put(x * 2)) + 1
+        dead.view(-1)
+        return torch.ops.cases.fresh(x) + 1
+
+
+class WritesAndDiscards(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        torch.ops.cases.into(torch.ops.cases.put(x), out)
+        return torch.ops.cases.fresh(x) + 1
+
+
+@pytest.mark.parametrize("model", [Discards, DiscardsInAChain], ids=lambda model: model.__name__)
+def test_an_effect_that_a_compiler_would_remove_is_named(model: type[nn.Module]) -> None:
+    for options in ({"split_ops": ("cases::fresh",)}, {"split_ops": (), "split_ops_only": ()}):
+        with pytest.raises(ContractError, match="operator `cases::put` is called for nothing") as raised:
+            compile_case(model(), rows(5), options=options)
+        assert "never removed" in raised.value.hint and raised.value.facts["operator"] == "cases::put"
+
+
+@pytest.mark.parametrize("model", [Discards, DiscardsInAChain], ids=lambda model: model.__name__)
+def test_an_effect_that_is_cut_at_happens_each_time(model: type[nn.Module]) -> None:
+    program = assert_serves(model(), rows)
+    calls.clear()
+    program(*rows(7))
+    assert calls == ["put 7"]
+
+
+def test_what_a_declared_write_takes_in_is_not_in_vain() -> None:
+    assert_serves(WritesAndDiscards(), rows, options={"split_ops": ("cases::fresh",)})
 
 
 def test_operators_that_keep_their_contract_are_served() -> None:

@@ -19,7 +19,8 @@ from piecework.api.live import refuse_direct
 from piecework.api.programs import make_request
 from piecework.api.stores import default_store, report_to_log
 from piecework.compilers.aot_eager import AotEagerCompiler
-from piecework.diagnostics.inside import Inside, look_inside
+from piecework.diagnostics.captured_form import MakeDevice, device_like
+from piecework.diagnostics.inside import REPLAY, Inside, line_of, look_inside
 from piecework.diagnostics.lockstep import Divergence, Lockstep, made_form, stored_form
 from piecework.diagnostics.reproduce import write_reproduction
 from piecework.errors import OptionError
@@ -38,7 +39,7 @@ from piecework.values.shapes import format_box
 from piecework.values.tolerance import FACTOR, allowed_error
 from piecework.values.tree import leaves
 
-EQUAL, TRACE, AOT, COMPILE, BIND = "equal", "trace", "aot", "compile", "bind"
+EQUAL, TRACE, AOT, COMPILE, BIND, CAPTURE = "equal", "trace", "aot", "compile", "bind", "capture"
 _STAGES = {"aot": AOT, "compiled": COMPILE}
 Call = Callable[..., Any]
 
@@ -79,12 +80,14 @@ def bisect(
     ops: Mapping[str, Callable[..., Any]] | None = None,
     observer: Observer | None = None,
     compiler: Compiler | None = None,
+    make_device: MakeDevice | None = None,
     folder: Path | None = None,
 ) -> Finding:
     """Compile a model for `inputs`, or find it compiled, and find where its program first differs from it.
 
     The arguments are those of `pw.compile`; `compiler` is what made the artifacts, where that is none of ours, and
-    `folder` is where a piece that is wrong is written with what reproduces it.
+    `make_device` makes what records graphs, where that is neither the GPU nor the dry device, and `folder` is where a
+    piece that is wrong is written with what reproduces it.
     """
     settings = (options or CompileOptions()).resolve()
     if settings.mode in (NONE, STOCK):
@@ -104,7 +107,7 @@ def bisect(
     }
     program = compile_model(request, lambda: tensors, ops or {}, kept, watch, model=model)
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
-    search = Search(program, kept, request.compiler, ops or {})
+    search = Search(program, kept, request.compiler, ops or {}, make_device)
 
     def run(call: Call) -> Any:
         with torch.no_grad():
@@ -125,13 +128,19 @@ class Search:
     """Compares the stages of one bound program."""
 
     def __init__(
-        self, program: Program, store: KernelStore, compiler: Compiler, bodies: Mapping[str, Callable[..., Any]]
+        self,
+        program: Program,
+        store: KernelStore,
+        compiler: Compiler,
+        bodies: Mapping[str, Callable[..., Any]],
+        make_device: MakeDevice | None = None,
     ) -> None:
         self._program, self._store, self._compiler = program, store, compiler
         self._steps: list[Lockstep] = []
         records = with_siblings(read_program(program.key, store), store)
         for record in reversed(records):
-            forms = [made_form("aot", AotEagerCompiler()), stored_form(record, store)]
+            make = make_device or device_like(record.device)
+            forms = [made_form("aot", AotEagerCompiler()), stored_form(record, store), stored_form(record, store, make)]
             following = self._steps[0] if self._steps else None
             bound = resolve_bodies(record, bodies)
             self._steps.insert(0, Lockstep(record, store, program.weights, bound, forms, following))
@@ -159,12 +168,18 @@ class Search:
         bound = _worst(whole, text, errors)
         if bound is not None and bound.is_fault:
             return Finding(BIND, bound, tensor=bound.name, **shared)
+        if "captured" in first:
+            return self._explain(first["captured"], CAPTURE, folder, shared)
         return Finding(EQUAL, **shared)
 
     def _explain(self, found: Divergence, stage: str, folder: Path | None, shared: dict[str, Any]) -> Finding:
         place, name = found.place, found.difference.name
         compiler: Compiler = AotEagerCompiler() if stage == AOT else self._compiler
-        inside = look_inside(place.text, place.box, found.values, name, compiler, self._store)
+        if stage == CAPTURE:  # the piece is right uncaptured: the fault is in what is replayed
+            plain = name.partition(" ")[0]
+            inside = Inside(plain, line_of(place.text, plain), REPLAY)
+        else:
+            inside = look_inside(place.text, place.box, found.values, name, compiler, self._store)
         box = format_box(place.box)
         script = None
         if folder is not None:

@@ -24,7 +24,7 @@ from piecework.values.artifact import Compiler
 from piecework.values.difference import Difference
 from piecework.values.shapes import Box
 
-CALL, JOINED, STORED, OUTPUT = "call", "joined calls", "stored artifact", "result"
+CALL, JOINED, STORED, OUTPUT, REPLAY = "call", "joined calls", "stored artifact", "result", "replay"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from piecework.diagnostics.captured_form import CapturedPiece, MakeDevice
 from piecework.errors import CompileError
 from piecework.runtime.program import Program
 from piecework.runtime.regions import BoundRun, bound_run
@@ -36,10 +37,11 @@ _STATIC = ("weight", "buffer", "constant")
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which pieces run, and how the artifact of a piece for a box is come by."""
+    """One way in which pieces run: how the artifact of a piece for a box is come by, and what stands around it."""
 
     name: str
     make: Make
+    around: Callable[[LoadedPiece], LoadedPiece] = lambda loaded: loaded
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ class Lockstep:
         if key not in self._loaded:
             try:
                 artifact = form.make(place.piece, place.text, place.box)
-                self._loaded[key] = (load(artifact, kernel_path=kernel_paths(artifact, self._store)), artifact)
+                loaded = load(artifact, kernel_path=kernel_paths(artifact, self._store))
+                self._loaded[key] = (form.around(loaded), artifact)
             except CompileError as error:
                 self.skipped[form.name] = error.message
                 return None
@@ -157,12 +160,14 @@ def kernel_paths(artifact: Artifact, store: KernelStore) -> Callable[[str], Path
     return store.kernel_path
 
 
-def stored_form(record: Record, store: KernelStore) -> Form:
-    """Return the form that the store holds: what the program runs."""
+def stored_form(record: Record, store: KernelStore, make_device: MakeDevice | None = None) -> Form:
+    """Return the form that the store holds: what the program runs, or with a device what a capture of it replays."""
 
     def make(number: int, text: str, box: Box) -> Artifact:
         return read_artifact(store, record.pieces[number].artifacts[format_box(box)])
 
+    if make_device is not None:
+        return Form("captured", make, lambda loaded: CapturedPiece(loaded, make_device))
     return Form("compiled", make)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from piecework.diagnostics.captured_form import CapturedPiece, device_like
 from piecework.errors import OptionError
 from piecework.seam.fx import parse_piece
 from piecework.seam.loader import load
 from piecework.stages.verify.beside import expect
-from piecework.values.artifact import OBJECT, Artifact
+from piecework.values.artifact import OBJECT, Artifact, LoadedPiece
 from piecework.values.difference import Difference
 from piecework.values.digest import digest_bytes
 
@@ -90,7 +91,11 @@ def rerun(folder: Path) -> list[Difference]:
     piece = parse_piece((folder / "piece.py").read_text(encoding="utf-8"))
     tensors = load_file(folder / "inputs.safetensors")
     values = [_restore(tensors.get(name), document["inputs"][name]) for name, _ in piece.parameters]
-    return expect(piece, values).against(load(artifact, kernel_path=lambda digest: folder / digest))
+    loaded: LoadedPiece = load(artifact, kernel_path=lambda digest: folder / digest)
+    if document.get("stage") == "capture":
+        kind = "cuda" if any(noted.get("device") == "cuda" for noted in document["inputs"].values()) else "cpu"
+        loaded = CapturedPiece(loaded, device_like(kind))
+    return expect(piece, values).against(loaded)
 
 
 def _restore(flat: torch.Tensor | None, noted: dict[str, Any]) -> Any:

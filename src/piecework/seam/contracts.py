@@ -7,7 +7,7 @@ declare, gives back its argument, or has a fake that describes another result ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -205,3 +205,29 @@ def faults_of_registration(name: str) -> Iterator[tuple[str, str]]:
             parameter = fake.get(argument.name)
             if argument.has_default_value() and parameter is not None and parameter.default is parameter.empty:
                 yield argument.name, f"has a default for `{argument.name}` that its fake lacks"
+
+
+def unused_calls(graph: fx.Graph, kept: Collection[fx.Node]) -> Iterator[str]:
+    """Yield the operators that are not torch's own and are called in vain: a compiler removes such a call.
+
+    No result of theirs reaches the graph's result, and neither does it a call that declares an effect. `kept` are calls
+    that no one removes: opaque ones.
+    """
+    from torch._library.utils import is_impure
+
+    def declares_effect(node: fx.Node) -> bool:
+        target = node.target
+        if isinstance(target, torch._ops.OpOverloadPacket) and len(target.overloads()) == 1:
+            target = getattr(target, target.overloads()[0])
+        is_call = node.op == "call_function"
+        return bool(mutated_arguments(node)) or (is_call and is_impure(target, args=node.args, kwargs=node.kwargs))
+
+    waiting = [node for node in graph.nodes if node.op == "output" or node in kept or declares_effect(node)]
+    needed = set(waiting)
+    while waiting:
+        found = [source for source in waiting.pop().all_input_nodes if source not in needed]
+        needed.update(found)
+        waiting.extend(found)
+    for node in graph.nodes:
+        if node not in needed and _is_custom(node):
+            yield operator_name(node).partition(".")[0]

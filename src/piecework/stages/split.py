@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import fx
 
-from piecework.errors import OptionError, SplitError
-from piecework.seam.contracts import faults_of_registration
+from piecework.errors import ContractError, OptionError, SplitError
+from piecework.seam.contracts import faults_of_registration, unused_calls
 from piecework.seam.kinds import is_state, is_trivial, names_operator, operator_name
 from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
@@ -56,6 +56,7 @@ def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: 
     opaque = {node: name for node in calls if (name := names_operator(node, split_ops))}
     _check_registration(opaque.values())
     _check_order(calls)
+    _check_effects(graph, opaque)
     place: dict[fx.Node, int] = {}
     region, was_opaque = 0, False
     for node in calls:
@@ -123,6 +124,18 @@ def _check_registration(names: Iterable[str]) -> None:
                 hint="give the function registered with `register_fake` the schema's arguments and their defaults",
                 facts={"operator": name, "argument": argument},
             )
+
+
+def _check_effects(graph: fx.Graph, opaque: Collection[fx.Node]) -> None:
+    """Refuse a call that is made for an effect which nothing declares: a compiler removes it."""
+    for name in unused_calls(graph, opaque):
+        raise ContractError(
+            f"operator `{name}` is called for nothing: no result of it is used and it declares no effect, so that a "
+            "compiler removes the call",
+            hint="declare it a split point (`split_op`, `split_ops`), which is never removed, or mark what it writes, "
+            "as in `Tensor(a!) log`; if it has no effect, take the call out",
+            facts={"operator": name, "argument": "result"},
+        )
 
 
 def _check_modes(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
