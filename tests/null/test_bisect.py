@@ -198,7 +198,7 @@ class ForgetfulDevice(DryDevice):
         return ForgetfulGraph(graph, self) if graph is not None and self.made - 1 == self.wrong else graph
 
 
-@pytest.mark.parametrize("wrong", range(6))
+@pytest.mark.parametrize("wrong", [1, 4])
 def test_a_fault_of_the_replay_is_told_from_one_of_the_piece(wrong: int, tmp_path: Path) -> None:
     _, regions = plan_of(Deep())
     sites = [index for index, piece in enumerate(regions) if piece >= 0]
