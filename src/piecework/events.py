@@ -1,28 +1,39 @@
 """What can be observed: small frozen events, and the protocol of whoever listens.
 
 An event is emitted when the thing it tells of has ended; `start_ns` and `end_ns` are
-`time.perf_counter_ns()` readings, equal where the thing takes no time.
+`time.perf_counter_ns()` readings, equal where the thing takes no time. Events that begin and end around others are
+spans: they have a number of their own, and those inside name it as their parent, also from other threads.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
+
+from piecework.spans import open_span, span_observer, spanning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened, with when it began and ended (nanoseconds of the performance counter).
 
-    `part` is the path of the model's part that it tells of, where a model is compiled in parts.
+    `part` is the path of the model's part that it tells of, where a model is compiled in parts. `process` and `thread`
+    are the system's numbers of where it happened, `parent` is the span that it lies in, and `span` its own number where
+    others may lie in it.
     """
 
     part: str = ""
     start_ns: int = field(default_factory=time.perf_counter_ns)
     end_ns: int = field(default_factory=time.perf_counter_ns)
+    process: int = field(default_factory=os.getpid)
+    thread: int = field(default_factory=threading.get_native_id)
+    parent: int = field(default_factory=open_span)
+    span: int = 0
 
     @property
     def elapsed_s(self) -> float:
@@ -76,11 +87,59 @@ class Phase(Event):
 @contextmanager
 def phase(observer: Observer, name: str, detail: str = "") -> Iterator[None]:
     """Emit a `Phase` around the block, also where the block raises."""
-    start_ns = time.perf_counter_ns()
+    start_ns, number = time.perf_counter_ns(), 0
     try:
-        yield
+        with spanning(observer) as number:
+            yield
     finally:
-        observer(Phase(name=name, detail=detail, start_ns=start_ns, end_ns=time.perf_counter_ns()))
+        observer(Phase(name=name, detail=detail, start_ns=start_ns, span=number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubPhase(Event):
+    """A part of a phase ended, told by what has no observer of its own: a compiler, a library, a loader."""
+
+    name: str
+    detail: str = ""
+
+
+@contextmanager
+def sub_phase(name: str, detail: str = "") -> Iterator[None]:
+    """Emit a `SubPhase` to whoever observes the span around the block; nothing where nobody does."""
+    observer = span_observer()
+    if observer is None:
+        yield
+        return
+    start_ns, number = time.perf_counter_ns(), 0
+    try:
+        with spanning(observer) as number:
+            yield
+    finally:
+        observer(SubPhase(name=name, detail=detail, start_ns=start_ns, span=number))
+
+
+@contextmanager
+def waiting(lock: AbstractContextManager[Any], what: str) -> Iterator[None]:
+    """Hold a lock for the block; the time until it is had is a sub-phase of its own."""
+    with ExitStack() as held:
+        with sub_phase("wait", what):
+            held.enter_context(lock)
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported(Event):
+    """A package was imported, with what it imported in turn; a package of ours is told of module by module."""
+
+    package: str
+    modules: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(Event):
+    """What was asked for can be called from now on: nothing is compiled after this unless it was asked for."""
+
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,10 +284,11 @@ class StoreWrite(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreWarning(Event):
-    """The store met a damaged, untrusted or unwritable entry and went on without it."""
+    """The store met a damaged, untrusted or unwritable entry and went on without it; a rejected one was not read."""
 
     path: str
     reason: str
+    is_rejected: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

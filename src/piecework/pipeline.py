@@ -217,16 +217,17 @@ def _build_side(
         )  # fmt: skip
         own = refine(own, plan.regions, parts)
         artifacts = assign(own, plan.regions, parts)
-    evidence = collect(traced.guards, traced.code, traced.constants)
-    factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
-    notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
-    record = make_record(
-        traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
-        proofs=side.proofs, bounds=bounds, siblings=siblings,
-    )  # fmt: skip
-    key = f"{key_of(factors)}.{digest_data(record.as_dict())}"
-    store.write_record(PROGRAM, key, record.as_dict())
-    leave_graph(key, record, plan.pieces, store, request.debug_folder, observer)
+    with phase(observer, "record"):
+        evidence = collect(traced.guards, traced.code, traced.constants)
+        factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
+        notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
+        record = make_record(
+            traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
+            proofs=side.proofs, bounds=bounds, siblings=siblings,
+        )  # fmt: skip
+        key = f"{key_of(factors)}.{digest_data(record.as_dict())}"
+        store.write_record(PROGRAM, key, record.as_dict())
+        leave_graph(key, record, plan.pieces, store, request.debug_folder, observer)
     return key, record
 
 

@@ -18,7 +18,7 @@ from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
 from piecework.engine import requests
 from piecework.errors import OptionError
-from piecework.events import Observer, phase
+from piecework.events import Observer, Ready, phase
 from piecework.models.folder import KvSite, ModelFolder, open_folder
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, bind_record, start_from
@@ -128,6 +128,7 @@ def open_model(
         program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch, on_demand=lazy)
         evaluate_guards(program, request)
         watch_drift(program, piecework.ops.BODIES, kept, settings.drift_every, watch)
+        watch(Ready(keys=(key,)))
         return _opened(program, folder, record, device, settings)
 
     return start_from(request, finish, kept, watch)
@@ -175,6 +176,7 @@ def _open_uncompiled(
         from piecework.seam.stock import compile_stock
 
         call = compile_stock(loaded.model, observer)
+    observer(Ready())
     return OpenModel(
         call, folder, loaded.sites, loaded.keeps_rows, loaded.dtype, device, settings.max_num_batched_tokens
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from tokenizers import Tokenizer
 
 from piecework.api.folder import Alter, OpenModel, open_model, unaltered
-from piecework.engine.generate import Generation, generate
+from piecework.api.stores import report_to_log
+from piecework.engine.generate import GeneratedToken, Generation, generate
 from piecework.engine.text import read_tokenizer
 from piecework.errors import OptionError
-from piecework.events import Observer
+from piecework.events import Observer, Phase, phase
 from piecework.options import CompileOptions
 from piecework.store.protocol import KernelStore
 
@@ -58,6 +60,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._given = tokenizer
+        self._observer: Observer = observer or report_to_log
         self.model: OpenModel = open_model(
             model,
             dtype=dtype,
@@ -119,7 +122,9 @@ class LLM:
         """
         several: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
         if parameters is None:
-            return [self._one(self.encode(prompt), max_tokens, ignore_eos) for prompt in several]
+            with phase(self._observer, "prompt"):
+                encoded = [self.encode(prompt) for prompt in several]
+            return [self._one(prompt, max_tokens, ignore_eos) for prompt in encoded]
         from piecework.engine.offline import answer_all
         from piecework.engine.sequence import Request, SamplingParameters
 
@@ -162,6 +167,12 @@ class LLM:
         options = EngineOptions(max_num_sequences=sequences, max_num_batched_tokens=most, enforce_eager=True)
         return Engine(served, options)
 
+    def _tell(self, token: GeneratedToken) -> None:
+        """Tell of a step; the first token of an answer is that of the prefill."""
+        now_ns = time.perf_counter_ns()
+        name = "decode" if token.position else "prefill"
+        self._observer(Phase(name=name, start_ns=now_ns - int(token.elapsed_s * 1e9), end_ns=now_ns))
+
     def _one(self, prompt_ids: list[int], max_tokens: int, ignore_eos: bool) -> Completion:
         model = self.model
         generation = generate(
@@ -174,6 +185,7 @@ class LLM:
             max_num_batched_tokens=model.max_num_batched_tokens,
             max_positions=model.folder.max_positions,
             device=model.device,
+            on_token=self._tell,
         )
         ids = generation.token_ids
         text = self.tokenizer.decode(ids) if model.folder.tokenizer_file is not None else ""

@@ -24,7 +24,7 @@ from piecework.api.live import evaluate_guards, refuse_direct, refuse_unbacked
 from piecework.api.stores import default_store, report_to_log
 from piecework.engine.requests import chosen, request_for
 from piecework.errors import OptionError
-from piecework.events import Observer
+from piecework.events import Observer, Ready, phase
 from piecework.models.weights import Expected, load_weights
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model
@@ -92,7 +92,9 @@ def compile(
         evaluate_guards(program, request)
         return watch_drift(program, ops or {}, kept, settings.drift_every, watch)
 
-    return join_variants([program_for(make_request(model, example, dynamic, settings)) for example in examples])
+    programs = [program_for(make_request(model, example, dynamic, settings)) for example in examples]
+    watch(Ready(keys=tuple(program.key for program in programs)))
+    return join_variants(programs)
 
 
 def make_request(
@@ -147,9 +149,11 @@ def load(
     for one in chosen.split(","):
         record = read_program(one, store)
         refuse_direct(record.factors["config"]["options"], "a program that is loaded")
-        found = read_weights(record, weights, with_siblings(record, store))
+        with phase(watch, "weights"):
+            found = read_weights(record, weights, with_siblings(record, store))
         tell_fall_backs(record, watch)
         programs.append(bind_record(one, record, found, _bodies(ops), store, watch))
+    watch(Ready(keys=tuple(program.key for program in programs)))
     return join_variants(programs)
 
 
@@ -195,6 +199,7 @@ def _bodies(ops: Bodies | Sequence[Callable[..., Any]]) -> Bodies:
 def _uncompiled(model: torch.nn.Module, example: Any, settings: CompileOptions, observer: Observer) -> Program:
     """Modes `none` and `stock`: the model itself, or torch's own compile of it, as a program."""
     call: Callable[..., Any] = model if settings.mode == NONE else stock_compile(model, observer)
+    observer(Ready())
     return Program(call, key=f"mode={settings.mode}", source="", weights=_own_weights(model))
 
 

@@ -13,6 +13,7 @@ from piecework.cli.flags import (
     MODEL_DEFAULTS,
     OUTPUT_DEFAULTS,
     STORE_DEFAULTS,
+    WATCH_DEFAULTS,
     CaptureFlags,
     CompileFlags,
     Model,
@@ -20,6 +21,7 @@ from piecework.cli.flags import (
     OutputFlags,
     Override,
     StoreFlags,
+    WatchFlags,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def generate(
     compile_flags: CompileFlags = COMPILE_DEFAULTS,
     store_flags: StoreFlags = STORE_DEFAULTS,
     capture_flags: CaptureFlags = CAPTURE_DEFAULTS,
+    watch_flags: WatchFlags = WATCH_DEFAULTS,
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> None:
     """Compile what is missing, then continue each prompt greedily."""
@@ -54,6 +57,7 @@ def generate(
     from piecework.cli.config import parse_numbers
     from piecework.cli.start import starting
     from piecework.errors import OptionError
+    from piecework.events import phase
 
     prompts: list[Any] = list(prompt or [])
     prompts += [parse_numbers(text, "--prompt-ids") for text in prompt_ids or []]
@@ -61,7 +65,7 @@ def generate(
         raise OptionError("there is no prompt", hint="give `--prompt TEXT` or `--prompt-ids 1,2,3`")
     if max_tokens < 1:
         raise OptionError(f"`--max-tokens` is `{max_tokens}`", hint="give a whole number from 1 up")
-    with starting(compile_flags, store_flags) as start:
+    with starting(compile_flags, store_flags, watch_flags) as start:
         check_capture(capture_flags, model_flags.device, start.settings.options)
         tokenizer = _tokenizer_of(model, offline=model_flags.offline)
         from piecework.api.llm import LLM
@@ -78,7 +82,8 @@ def generate(
             **altered_by(override),
         )
         completions = llm.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    found = _answer(completions, start, llm.model.record)
+    with phase(start.observer, "answer"):
+        found = _answer(completions, start, llm.model.record)
     if output.json:
         from piecework.cli.output import print_json
 
@@ -112,7 +117,7 @@ def altered_by(override: Path | None) -> dict[str, Any]:
 
 def _answer(completions: list[Completion], start: Start, record: Record | None) -> dict[str, Any]:
     """Return what `generate --json` prints: the first answer at the top, all of them below."""
-    from piecework.cli.output import seconds_since_start
+    from piecework.diagnostics.process_start import seconds_since_start
 
     first = completions[0].generation
     later_s = sum(token.elapsed_s for c in completions for token in c.generation.tokens) - first.first_token_s
@@ -127,7 +132,7 @@ def _answer(completions: list[Completion], start: Start, record: Record | None) 
         for completion in completions
     ]
     timings = {
-        **start.tally.timings(),
+        **start.counters.timings(),
         "first_token_s": first.first_token_s,
         "tokens_per_s": first.tokens_per_s,
         "start_to_first_token_s": max(0.0, seconds_since_start() - later_s),
@@ -139,16 +144,16 @@ def _counts(start: Start, record: Record | None) -> dict[str, Any]:
     """Return how the program was cut and what its start did."""
     from piecework.diagnostics.counts import count_regions
 
-    tally = start.tally
+    counters = start.counters
     return {
         **(count_regions(record) if record is not None else {}),
         "mode": start.settings.options.mode,
         "store": start.settings.store.store,
-        "compiled": tally.compiled,
-        "reused": tally.reused,
-        "loaded": tally.loaded,
-        "bytes": tally.loaded_bytes or tally.compiled_bytes,
-        "misses": tally.misses,
+        "compiled": counters.compiled,
+        "reused": counters.reused,
+        "loaded": counters.loaded,
+        "bytes": counters.loaded_bytes or counters.compiled_bytes,
+        "misses": counters.misses,
     }
 
 
@@ -182,13 +187,14 @@ def build(
     model_flags: ModelFlags = MODEL_DEFAULTS,
     compile_flags: CompileFlags = COMPILE_DEFAULTS,
     store_flags: StoreFlags = STORE_DEFAULTS,
+    watch_flags: WatchFlags = WATCH_DEFAULTS,
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> None:
     """Fill the store and run nothing; needs the model's configuration, not its weights."""
     from piecework.cli.output import print_json
     from piecework.cli.start import starting
 
-    with starting(compile_flags, store_flags) as start:
+    with starting(compile_flags, store_flags, watch_flags) as start:
         from piecework.api.folder import build_folder
         from piecework.store.disk import DiskStore
 
@@ -205,13 +211,15 @@ def build(
             **altered_by(override),
         )
         from piecework.diagnostics.explain import explain_record
+        from piecework.events import phase
 
-        stored = explain_record(built.key, built.record, start.store, start.store)
+        with phase(start.observer, "answer"):
+            stored = explain_record(built.key, built.record, start.store, start.store)
     found = {
         "key": built.key,
         **_counts(start, built.record),
         "bytes": stored["bytes"],
-        "timings": start.tally.timings(),
+        "timings": start.counters.timings(),
         "fall_backs": [
             {"piece": piece["number"], "range": box, "reason": artifact["fall_back"]}
             for piece in stored["pieces"]

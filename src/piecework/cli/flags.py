@@ -12,6 +12,7 @@ MODEL_GROUP = Group.create_ordered("Model")
 COMPILE_GROUP = Group.create_ordered("Compilation")
 STORE_GROUP = Group.create_ordered("Store")
 CAPTURE_GROUP = Group.create_ordered("Capture")
+WATCH_GROUP = Group.create_ordered("Observation")
 OUTPUT_GROUP = Group.create_ordered("Output")
 
 
@@ -130,6 +131,19 @@ class CaptureFlags:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class WatchFlags:
+    """What is left of a run, for those who look at it."""
+
+    timeline: Annotated[
+        Path | None, flag(WATCH_GROUP, "Write the run to a file that Perfetto and `report` open.", metavar="FILE")
+    ] = None
+    events: Annotated[
+        Path | None, flag(WATCH_GROUP, "Append each event to a file as it happens, as a line of JSON.", metavar="FILE")
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class OutputFlags:
     """What is printed."""
 
@@ -142,4 +156,5 @@ MODEL_DEFAULTS = ModelFlags()
 COMPILE_DEFAULTS = CompileFlags()
 STORE_DEFAULTS = StoreFlags()
 CAPTURE_DEFAULTS = CaptureFlags()
+WATCH_DEFAULTS = WatchFlags()
 OUTPUT_DEFAULTS = OutputFlags()

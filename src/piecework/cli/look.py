@@ -75,7 +75,7 @@ def _explain(model: str, flags: ModelFlags, start: Start, *, with_guards: bool) 
         offline=flags.offline,
     )
     found = explain_record(key, record, where, start.store)
-    found["misses"] = start.tally.misses
+    found["misses"] = start.counters.misses
     return {**found, **explain_guards(record, where)} if with_guards else found
 
 
@@ -114,9 +114,9 @@ def dump(
             "folder": str(folder),
             "key": key,
             **count_regions(record),
-            "compiled": start.tally.compiled,
+            "compiled": start.counters.compiled,
             "written": {"pieces": len(record.pieces), "artifacts": artifacts},
-            "timings": start.tally.timings(),
+            "timings": start.counters.timings(),
         }
     if output.json:
         print_json(found)

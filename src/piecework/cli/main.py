@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piecework.cli.arguments import regular
 from piecework.cli.output import error_document, logging_as_it_was, print_error, print_json
+from piecework.cli.watch import timed
 from piecework.errors import OptionError, PieceworkError
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code. No failure leaves a traceback unless `--debug` is given."""
+    return timed(arguments, _run)
+
+
+def _run(arguments: Sequence[str]) -> int:
     from cyclopts.exceptions import CycloptsError
 
     try:

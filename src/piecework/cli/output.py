@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -78,13 +77,3 @@ def table(rows: list[list[str]], head: list[str]) -> str:
 def date_text(moment_s: float) -> str:
     """Write a moment, in seconds since 1970, as its date and time in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment_s))
-
-
-def seconds_since_start() -> float:
-    """Return how long this process has been running, as the system counts it; 0 where it does not tell."""
-    try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0

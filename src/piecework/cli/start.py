@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from piecework.cli.flags import CompileFlags, StoreFlags
+from piecework.cli.flags import WATCH_DEFAULTS, CompileFlags, StoreFlags, WatchFlags
 from piecework.cli.progress import progress
 from piecework.cli.settings import Settings, gather, open_store
-from piecework.diagnostics.report_lines import ReportLines, Tally
+from piecework.cli.watch import watchers
+from piecework.diagnostics.counters import Counters
+from piecework.diagnostics.report_lines import ReportLines
 from piecework.env import Environment
 from piecework.events import Observer, fan_out
 from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore, RecordCheck
@@ -22,18 +24,20 @@ class Start:
 
     settings: Settings
     store: KernelStore
-    tally: Tally
+    counters: Counters
     observer: Observer
 
 
 @contextmanager
-def starting(compile_flags: CompileFlags, store_flags: StoreFlags) -> Iterator[Start]:
+def starting(
+    compile_flags: CompileFlags, store_flags: StoreFlags, watch_flags: WatchFlags = WATCH_DEFAULTS
+) -> Iterator[Start]:
     """Gather the settings, open the store, and watch until the block ends."""
     settings = gather(compile_flags, store_flags, Environment.read())
-    with progress() as draw:
-        tally = Tally()
-        observer = fan_out(tally, ReportLines(str(settings.store.store)), draw)
-        yield Start(settings, open_store(settings, observer, checks_for(settings)), tally, observer)
+    with progress() as draw, watchers(watch_flags) as more:
+        counters = Counters()
+        observer = fan_out(counters, ReportLines(str(settings.store.store)), draw, *more)
+        yield Start(settings, open_store(settings, observer, checks_for(settings)), counters, observer)
 
 
 def checks_for(settings: Settings) -> Mapping[str, RecordCheck]:

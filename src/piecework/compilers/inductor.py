@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from piecework.events import sub_phase
 from piecework.seam.check import check_seam
 from piecework.seam.convention import check_convention
 from piecework.seam.cpp_build import CppBuildError, CppBuilds, ask_compiler
@@ -98,13 +99,16 @@ class InductorCompiler:
                 raise compile_error(error, box) from error
 
     def _make(self, text: str, box: Box, *, is_trusting: bool) -> Artifact:
-        piece = rebuild_piece(text, box)
+        with sub_phase("rebuild"):
+            piece = rebuild_piece(text, box)
         options = {"cpp.threads": self._threads, **self._options}
         output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite)
-        guards = assumed_guards(piece, box)
+        with sub_phase("guards"):
+            guards = assumed_guards(piece, box)
         facts = _facts(piece, output)
         try:
-            return self._strip(piece, output, guards, facts)
+            with sub_phase("strip"):
+                return self._strip(piece, output, guards, facts)
         except Refusal as refusal:
             blob = bundle(rebuild_piece(text, box), box, self._options)
             return Artifact(TORCH, text, {"artifact": blob}, guards, facts | {"fall_back": str(refusal)})

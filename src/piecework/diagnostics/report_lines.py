@@ -6,7 +6,10 @@ On a cold start `grep -E "Dynamo|torch.compile took|cache directory"` finds the 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from dataclasses import dataclass
 
+from piecework.capture_events import Captured
 from piecework.events import (
     ArtifactCompiled,
     ArtifactLoaded,
@@ -27,98 +30,94 @@ log = logging.getLogger("piecework")
 _COLD = ("trace", "split", "unique", "compile")
 
 
+@dataclass
+class _Start:
+    """What a start did so far: the model's, or that of one of its parts."""
+
+    compiled: int = 0
+    reused: int = 0
+    loaded: int = 0
+    spent_s: float = 0.0
+
+
 class ReportLines:
-    """Write a line for what a person should know of each event; `place` is the store's folder, or `memory`."""
+    """Write a line for what a person should know of each event; `place` is the store's folder, or `memory`.
+
+    Where a model is compiled in parts, each line begins with the part's path, and each part has totals of its own.
+    """
 
     def __init__(self, place: str, logger: logging.Logger = log) -> None:
         self.place = place
         self.log = logger
-        self.compiled = self.reused = 0
-        self.spent_s = 0.0
+        self._starts: dict[str, _Start] = defaultdict(_Start)
 
     def __call__(self, event: Event) -> None:
+        start = self._starts[event.part]
         match event:
             case RecordMiss():
                 self._cold(event)
             case RecordHit():
-                self.log.info("found program %s", _short(event.key))
+                self._tell(event, "found program %s", _short(event.key))
             case Phase():
-                self._phase(event)
+                self._phase(event, start)
             case PassDone():
-                told = self.log.warning if event.note else self.log.info
+                level = logging.WARNING if event.note else logging.INFO
                 place = f" in {event.piece}" if event.piece else ""
-                told("pass %s: %d matches%s%s", event.name, event.matches, place, f"; {event.note}" * bool(event.note))
+                note = f"; {event.note}" if event.note else ""
+                self._tell(event, "pass %s: %d matches%s%s", event.name, event.matches, place, note, level=level)
             case SplitDone():
-                self.log.info(
-                    "%d regions: %d opaque, %d sites of %d distinct pieces",
+                self._tell(
+                    event, "%d regions: %d opaque, %d sites of %d distinct pieces",
                     event.regions, event.opaque, event.sites, event.distinct,
                 )  # fmt: skip
             case ArtifactCompiled():
-                self.compiled += 1
+                start.compiled += 1
                 low, high = _bounds(event.range)
-                self.log.info(
-                    "Compiling a graph for compile range (%s, %s) takes %.2f s: %s, %s, %s",
+                self._tell(
+                    event, "Compiling a graph for compile range (%s, %s) takes %.2f s: %s, %s, %s",
                     low, high, event.elapsed_s, event.piece, event.range, event.compiler,
                 )  # fmt: skip
             case ArtifactReused():
-                self.reused += 1
+                start.reused += 1
+            case ArtifactLoaded():
+                start.loaded += 1
+            case Captured():
+                self._tell(
+                    event, "captured %s of %d tokens in %.2f s: %s, %d graphs, %d bytes",
+                    event.phase, event.size, event.elapsed_s, event.form, event.graphs, event.size_bytes,
+                )  # fmt: skip
             case GraphWritten():
-                self.log.info("the split graph is at %s", event.path)
+                self._tell(event, "the split graph is at %s", event.path)
             case FallBack():
-                self.log.warning("%s: %s", event.what, event.reason)
+                self._tell(event, "%s: %s", event.what, event.reason, level=logging.WARNING)
             case StoreWarning():
-                self.log.warning("store: `%s`: %s", event.path, event.reason)
+                self._tell(event, "store: `%s`: %s", event.path, event.reason, level=logging.WARNING)
             case Recompiled():
-                self.log.warning("torch recompiled: %s", event.reason)
+                self._tell(event, "torch recompiled: %s", event.reason, level=logging.WARNING)
+
+    def _tell(self, event: Event, text: str, *values: object, level: int = logging.INFO) -> None:
+        part = (event.part,) if event.part else ()
+        self.log.log(level, "%s: " * len(part) + text, *part, *values)
 
     def _cold(self, event: RecordMiss) -> None:
-        self.compiled, self.reused, self.spent_s = 0, 0, 0.0
-        self.log.info("Using cache directory: %s", self.place)
-        self.log.info("no stored program is used: %s", event.reason)
+        self._starts[event.part] = _Start()
+        self._tell(event, "Using cache directory: %s", self.place)
+        self._tell(event, "no stored program is used: %s", event.reason)
         for factor in event.factors:
-            self.log.info("the nearest one differs in %s", factor)
+            self._tell(event, "the nearest one differs in %s", factor)
 
-    def _phase(self, event: Phase) -> None:
+    def _phase(self, event: Phase, start: _Start) -> None:
         if event.name in _COLD:
-            self.spent_s += event.elapsed_s
+            start.spent_s += event.elapsed_s
         if event.name == "trace":
-            self.log.info("Dynamo bytecode transform time: %.2f s", event.elapsed_s)
+            self._tell(event, "Dynamo bytecode transform time: %.2f s", event.elapsed_s)
         elif event.name == "compile":
-            self.log.info("compiled %d artifacts, %d were in the store", self.compiled, self.reused)
-            self.log.info("torch.compile took %.2f s in total", self.spent_s)
-
-
-class Tally:
-    """Count what a start did: artifacts compiled and loaded, their bytes, and the seconds of each phase."""
-
-    def __init__(self) -> None:
-        self.compiled = self.reused = self.loaded = 0
-        self.compiled_bytes = self.loaded_bytes = 0
-        self.seconds: dict[str, float] = {}
-        self.misses: list[dict[str, object]] = []
-        self.is_hit = False
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case ArtifactCompiled():
-                self.compiled += 1
-                self.compiled_bytes += event.size_bytes
-            case ArtifactReused():
-                self.reused += 1
-            case ArtifactLoaded():
-                self.loaded += 1
-                self.loaded_bytes += event.size_bytes
-            case RecordHit():
-                self.is_hit = True
-            case RecordMiss():
-                self.misses.append({"reason": event.reason, "factors": list(event.factors)})
-            case Phase():
-                self.seconds[event.name] = self.seconds.get(event.name, 0.0) + event.elapsed_s
-
-    def timings(self) -> dict[str, float]:
-        """Return each phase's seconds under `<phase>_s`; a phase that did not happen took none."""
-        usual = ("model", "trace", "split", "unique", "compile", "load", "weights", "bind")
-        return {f"{name}_s": round(self.seconds.get(name, 0.0), 6) for name in dict.fromkeys([*usual, *self.seconds])}
+            self._tell(event, "compiled %d artifacts, %d were in the store", start.compiled, start.reused)
+            self._tell(event, "torch.compile took %.2f s in total", start.spent_s)
+        elif event.name == "load":
+            self._tell(
+                event, "loaded %d artifacts in %.2f s, compiled %d", start.loaded, event.elapsed_s, start.compiled
+            )  # fmt: skip
 
 
 def _short(key: str) -> str:

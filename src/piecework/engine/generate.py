@@ -20,11 +20,12 @@ last row is that of the last token."""
 
 @dataclass(frozen=True)
 class GeneratedToken:
-    """One token, the seconds its step took, and by how much its logit led the next one's."""
+    """One token, the seconds its step took, and by how much its logit led the next one's; `position` counts from 0."""
 
     token_id: int
     elapsed_s: float
     margin: float
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def generate_tokens(
             continue
         token_id, margin = _pick(logits)
         now = time.perf_counter()
-        yield GeneratedToken(token_id, now - started, margin)
+        yield GeneratedToken(token_id, now - started, margin, len(ids) - len(prompt_ids))
         started = time.perf_counter()
         ids.append(token_id)
         if len(ids) >= len(prompt_ids) + max_tokens:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from piecework.events import sub_phase
 from piecework.seam.binary import blank_paths, cut_sections
 from piecework.seam.cpp_source import CppKernel, argument_types
 
@@ -101,7 +102,8 @@ class CppBuilds:
             except BaseException as error:
                 found.set_exception(error)
                 raise
-        return found.result()
+        with sub_phase("wait", "the precompiled header"):
+            return found.result()
 
 
 def _precompile(command: str, folder: str) -> Path:
@@ -121,7 +123,8 @@ def _words(command: str, source: str, output: str) -> list[str]:
 
 
 def _run(words: list[str], folder: str) -> None:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    with sub_phase("C++", f"{Path(words[0]).name} {words[-1] if words[-1] == 'c++-header' else 'kernels.so'}"):
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise CppBuildError(done.stderr or done.stdout or f"{words[0]} ended with {done.returncode}")
 

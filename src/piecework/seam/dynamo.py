@@ -17,8 +17,10 @@ import torch
 from torch import fx
 
 from piecework.errors import ContractError, TraceError
+from piecework.events import sub_phase
 from piecework.seam.contracts import CheckedRun, calls_operators
 from piecework.seam.shadow import ShadowRun, shadow_run
+from piecework.seam.torch_phases import observe_torch
 from piecework.seam.trace_failures import explain
 from piecework.values.arguments import LeafDims
 
@@ -171,11 +173,13 @@ def _capture(
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with torch.no_grad(), _settings(oblivious):
+            observe_torch()
             return compiled(model, args, kwargs)
 
     _apply(marks)
     try:
-        result = run(args, kwargs)
+        with sub_phase("Dynamo", "sizes of any kind" if oblivious else "sizes from 2 on"):
+            result = run(args, kwargs)
     except ContractError:
         raise
     except Exception as error:

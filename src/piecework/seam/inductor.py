@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 from piecework.errors import CompileError
+from piecework.events import sub_phase, waiting
 from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
 from piecework.seam.failures import compile_error
 from piecework.seam.rebuild import RebuiltPiece
+from piecework.seam.torch_phases import observe_torch
 from piecework.values.rewriting import PassStep, PieceRewrite
 from piecework.values.shapes import Box
 
@@ -176,7 +178,8 @@ def _compile(
     ):
         if _on_cpu(piece) and is_trusting:
             trust_processor()
-        compile_fx(piece.module, list(piece.inputs), inner_compile=compile_inner, config_patches=patches)
+        with sub_phase("Inductor"):
+            compile_fx(piece.module, list(piece.inputs), inner_compile=compile_inner, config_patches=patches)
         if len(captured) != 1:
             raise RuntimeError(f"the compiler compiled {len(captured)} graphs for one piece")
         output, metadata = captured[0]
@@ -219,7 +222,8 @@ def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
 @contextlib.contextmanager
 def _exclusive() -> Iterator[None]:
     """Compile alone in the process, without gradients."""
-    with _COMPILING, torch.no_grad(), _quiet():
+    with waiting(_COMPILING, "another piece is compiled"), torch.no_grad(), _quiet():
+        observe_torch()
         yield
 
 

@@ -26,7 +26,9 @@ from piecework.events import (
     RangeSplit,
     VerificationFailed,
     Verified,
+    waiting,
 )
+from piecework.spans import carry, spanning
 from piecework.store.artifacts import read_artifact, write_artifact
 from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import Artifact, Compiler
@@ -86,13 +88,17 @@ def compile_jobs(
     part where that holds, and what is left is compiled as boxes of its own.
     """
     line = Line(compiler, fall_back, toolchain, store, observer, budget_s, check)
+
+    def serve(job: Job) -> tuple[Part, ...]:
+        return _serve(job, line)
+
     with (
         compiler if isinstance(compiler, AbstractContextManager) else nullcontext(),
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="piecework-compile") as pool,
     ):
         if hasattr(compiler, "expect"):
             compiler.expect(len(jobs))
-        parts = list(pool.map(lambda job: _serve(job, line), jobs))
+        parts = list(pool.map(carry(serve), jobs))
     return {(job.number, job.box_text): found for job, found in zip(jobs, parts, strict=True)}
 
 
@@ -137,6 +143,26 @@ def _catch_up(job: Job, line: Line, part: Part, factors: Mapping[str, Any]) -> N
 
 def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool) -> Part:
     started = time.perf_counter_ns()
+    with spanning(line.observer) as span:
+        served, used, size_bytes = _make_part(job, line, part, factors, may_cut)
+    line.observer(
+        ArtifactCompiled(
+            piece=job.name,
+            range=format_box(served.box),
+            key=part.key,
+            compiler=used,
+            size_bytes=size_bytes,
+            start_ns=started,
+            span=span,
+        )
+    )
+    return served
+
+
+def _make_part(
+    job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool
+) -> tuple[Part, str, int]:
+    """Compile, check and store; return the part that is served, the compiler that made it, and its size."""
     artifact, used = _compile(job, line)
     for one in artifact.facts.get("passes", ()):
         said = {name: one[name] for name in ("name", "version", "runs_on", "matches", "note")}
@@ -149,18 +175,7 @@ def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut:
         artifact, used = _stand_in(job, line, reason, artifact.facts.get("errors", {})), line.fall_back.name
     served = Part(job.box if reason or kept is None else kept, part.key)
     write_artifact(line.store, part.key, artifact, factors)
-    line.observer(
-        ArtifactCompiled(
-            piece=job.name,
-            range=format_box(served.box),
-            key=part.key,
-            compiler=used,
-            size_bytes=artifact.size_bytes,
-            start_ns=started,
-            end_ns=time.perf_counter_ns(),
-        )
-    )
-    return served
+    return served, used, artifact.size_bytes
 
 
 def _try(job: Job, line: Line, box: Box, artifact: Artifact) -> tuple[Artifact, str]:
@@ -179,8 +194,9 @@ def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
     started = time.perf_counter_ns()
     for data in artifact.kernels.values():
         line.store.write_blob(data)
-    with line.checking:
-        verdict = line.check(job.number, job.text, box, artifact)
+    with spanning(line.observer) as span:
+        with waiting(line.checking, "the check of another piece"):
+            verdict = line.check(job.number, job.text, box, artifact)
     if verdict.outcome == HELD or verdict.reason:
         line.observer(
             Verified(
@@ -189,7 +205,7 @@ def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
                 outcome=verdict.outcome,
                 reason=verdict.reason,
                 start_ns=started,
-                end_ns=time.perf_counter_ns(),
+                span=span,
             )
         )
     return verdict
@@ -245,7 +261,7 @@ def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:
         except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where the result is asked for
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="piecework-compile", daemon=True).start()
+    threading.Thread(target=carry(run), name="piecework-compile", daemon=True).start()
     return outcome.result(timeout=budget_s)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piecework.errors import ArtifactMissing, CorruptEntry
 from piecework.events import ArtifactLoaded, Observer
 from piecework.seam.loader import load
+from piecework.spans import spanning
 from piecework.store.protocol import ARTIFACT, KernelStore
 from piecework.values.artifact import Artifact, LoadedPiece
 
@@ -29,6 +31,19 @@ def load_artifacts(
 
 
 def _load(key: str, piece: str, number: int, box: str, store: KernelStore, observer: Observer) -> LoadedPiece:
+    start_ns = time.perf_counter_ns()
+    with spanning(observer) as span:
+        loaded, size_bytes = _read(key, piece, number, store)
+    observer(
+        ArtifactLoaded(
+            piece=f"piece {number}", range=box, key=key, size_bytes=size_bytes, start_ns=start_ns, span=span
+        )  # fmt: skip
+    )
+    return loaded
+
+
+def _read(key: str, piece: str, number: int, store: KernelStore) -> tuple[LoadedPiece, int]:
+    """Read an artifact and make it runnable; return it and its size."""
     record = store.read_record(ARTIFACT, key)
     if record.get("factors", {}).get("piece") != piece:
         raise ArtifactMissing(
@@ -42,9 +57,7 @@ def _load(key: str, piece: str, number: int, box: str, store: KernelStore, obser
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptEntry(f"artifact `{key[:12]}` does not hold what its format says: {error}") from error
     artifact = Artifact(kind, text, {name: store.read_blob(digest) for name, digest in kernels.items()}, guards, facts)
-    loaded: LoadedPiece = load(artifact, kernel_path=store.kernel_path)
-    observer(ArtifactLoaded(piece=f"piece {number}", range=box, key=key, size_bytes=size_bytes))
-    return loaded
+    return load(artifact, kernel_path=store.kernel_path), size_bytes
 
 
 def is_loadable(record: Any) -> bool:

@@ -87,14 +87,14 @@ class DiskStore:
     # Blobs
 
     def read_blob(self, digest: str) -> bytes:
-        parts = blob_parts(digest, ArtifactMissing)
+        start_ns, parts = time.perf_counter_ns(), blob_parts(digest, ArtifactMissing)
         if self._memory.has_blob(digest):
             data = self._memory.read_blob(digest)
         elif self._is_hidden(digest):
             raise _missing(f"blob `{digest}`", self.path)
         else:
             data = self.entries.read_blob(parts, digest, is_own=digest in self._written)
-        self.observer(StoreRead(kind="blob", name=digest, size_bytes=len(data)))
+        self.observer(StoreRead(kind="blob", name=digest, size_bytes=len(data), start_ns=start_ns))
         return data
 
     def has_blob(self, digest: str) -> bool:
@@ -110,14 +110,14 @@ class DiskStore:
         return True
 
     def write_blob(self, data: bytes) -> str:
-        digest = digest_bytes(data)
+        start_ns, digest = time.perf_counter_ns(), digest_bytes(data)
         if self.read_only:
             return self._memory.write_blob(data)
         parts = blob_parts(digest)
         try:
             if not self.entries.is_same(parts, data):
                 self._publish(parts, data)
-                self.observer(StoreWrite(kind="blob", name=digest, size_bytes=len(data)))
+                self.observer(StoreWrite(kind="blob", name=digest, size_bytes=len(data), start_ns=start_ns))
         except OSError as error:
             self._go_on_from_memory(error)
             return self._memory.write_blob(data)
@@ -139,13 +139,13 @@ class DiskStore:
     # Records
 
     def read_record(self, kind: str, key: str) -> dict[str, Any]:
-        parts = record_parts(kind, key, ArtifactMissing)
+        start_ns, parts = time.perf_counter_ns(), record_parts(kind, key, ArtifactMissing)
         if self._memory.has_record(kind, key):
             return self._memory.read_record(kind, key)
         if self._is_hidden((kind, key)):
             raise _missing(f"{kind} record `{key}`", self.path)
         record, size = self.entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
-        self.observer(StoreRead(kind=kind, name=key, size_bytes=size))
+        self.observer(StoreRead(kind=kind, name=key, size_bytes=size, start_ns=start_ns))
         if self.record_uses and not self.read_only:
             self.note_use(kind, key)
         return record
@@ -164,6 +164,7 @@ class DiskStore:
         return True
 
     def write_record(self, kind: str, key: str, record: Mapping[str, Any]) -> None:
+        start_ns = time.perf_counter_ns()
         parts, body = record_parts(kind, key), encode_record(kind, key, record)
         # A record on disk must not refer to blobs that only this process has.
         if self.read_only or any(self._memory.has_blob(digest) for digest in digests_in(body.decode())):
@@ -174,7 +175,7 @@ class DiskStore:
             if not self.entries.is_same(parts, data):
                 remove(self.path, signature_parts(kind, key))
                 self._publish(parts, data)
-                self.observer(StoreWrite(kind=kind, name=key, size_bytes=len(data)))
+                self.observer(StoreWrite(kind=kind, name=key, size_bytes=len(data), start_ns=start_ns))
         except OSError as error:
             self._go_on_from_memory(error)
             self._memory.write_record(kind, key, record)

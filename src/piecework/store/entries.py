@@ -159,7 +159,7 @@ class Entries:
         if self._may_move:
             with suppress(OSError):
                 moved = set_aside(self.root, parts, seen)
-        self.warn(path, f"{reason}; it was not read, and {'is in quarantine' if moved else 'lies where it was'}")
+        self.warn(path, f"{reason}; it was not read, and {'is in quarantine' if moved else 'lies where it was'}", is_rejected=True)
         error: type[StoreError] = CorruptEntry if self._strict else ArtifactMissing
         raise error(
             f"`{path}` is damaged: {reason}",
@@ -167,13 +167,13 @@ class Entries:
             facts={"path": str(path), "reason": reason, "damaged": True},
         )
 
-    def warn(self, path: Path, reason: str) -> None:
+    def warn(self, path: Path, reason: str, *, is_rejected: bool = False) -> None:
         """Tell of something at a path, once for each path."""
         with self._lock:
             if str(path) in self._told:
                 return
             self._told.add(str(path))
-        self.observer(StoreWarning(path=str(path), reason=reason))
+        self.observer(StoreWarning(path=str(path), reason=reason, is_rejected=is_rejected))
 
     # The folder as a whole
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from piecework.capture_events import Lowered
 from piecework.errors import CaptureError, OptionError
-from piecework.events import Observer, ignore
+from piecework.events import Observer, Ready, ignore
+from piecework.events import phase as phase_of_start
 from piecework.ops.step import Step, running_step
 from piecework.runtime.buffers import StaticInputs, plan_inputs
 from piecework.runtime.captured import Parts
@@ -93,8 +94,10 @@ def capture(
         )  # fmt: skip
     )
     if plan.when == "startup":
-        for phase, size in program.pending:
-            program.capture(phase, size)
+        with phase_of_start(observer, "capture", f"{len(program.pending)} sizes"):
+            for phase, size in program.pending:
+                program.capture(phase, size)
+    observer(Ready())
     return program
 
 

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from piecework.capture_events import Captured, CaptureSkipped, Lowered, Unowned
 from piecework.errors import CaptureError, PieceworkError
-from piecework.events import Observer
+from piecework.events import Observer, sub_phase
 from piecework.runtime.buffers import StaticInputs, StaticStep
 from piecework.runtime.captured import CapturedSize
 from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import check_permission
 from piecework.runtime.regions import BoundRun
+from piecework.spans import spanning
 from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs
 from piecework.stages.capture.recorder import Observing, Recorder
@@ -91,6 +92,28 @@ class SizeMaker:
     def make(self, phase: PhaseCapture, size: int) -> CapturedSize | None:
         """Capture one size; None where the budget does not hold it. Raises CaptureError; the device stays usable."""
         start_ns = time.perf_counter_ns()
+        with spanning(self._observer) as span:
+            found = self._make(phase, size)
+        if found is None:
+            return None
+        made, predicted = found
+        self._observer(
+            Captured(
+                phase=made.phase,
+                form=made.form,
+                size=size,
+                segments=len(made.segments),
+                graphs=len(made.graphs),
+                predicted_bytes=predicted,
+                size_bytes=made.size_bytes,
+                start_ns=start_ns,
+                span=span,
+            )
+        )
+        return made
+
+    def _make(self, phase: PhaseCapture, size: int) -> tuple[CapturedSize, int] | None:
+        """Capture one size; return it and the bytes that were predicted for it."""
         check_permission(f"size {size} of {phase.phase}")
         if self._device.is_capturing():
             raise CaptureError("a size cannot be captured while another graph is", hint="capture before, or afterwards")
@@ -104,26 +127,14 @@ class SizeMaker:
             values = self._trials.values(source, size)
             phase = self._learn(source, phase, size, values)
             with self._trials.stepping(phase, size) as static:
-                with self._device.measure_peak() as peak:
+                with self._device.measure_peak() as peak, sub_phase("warm-up run"):
                     notes = self._observe(source, phase, run, values)
                 predicted = self._predict(peak(), phase, run)
                 if not self._fits(phase, size, predicted):
                     return None
-                made = self._record(source, phase, size, run, values, notes, static, predicted)
-        self._observer(
-            Captured(
-                phase=made.phase,
-                form=made.form,
-                size=size,
-                segments=len(made.segments),
-                graphs=len(made.graphs),
-                predicted_bytes=predicted,
-                size_bytes=made.size_bytes,
-                start_ns=start_ns,
-                end_ns=time.perf_counter_ns(),
-            )  # fmt: skip
-        )
-        return made
+                with sub_phase("record"):
+                    made = self._record(source, phase, size, run, values, notes, static, predicted)
+        return made, predicted
 
     # ------------------------------------------------------------------------------------------------- learning
 
