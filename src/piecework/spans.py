@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 Watch = Callable[[Any], None]
 
 _numbers = itertools.count(1)
-# The span that is open around, 0 where there is none, and who observes it.
-_around: ContextVar[tuple[int, Watch | None]] = ContextVar("piecework_span", default=(0, None))
+# The span that is open around, 0 where there is none, who observes it, and what it is about.
+_around: ContextVar[tuple[int, Watch | None, str]] = ContextVar("piecework_span", default=(0, None, ""))
 
 
 def open_span() -> int:
@@ -31,11 +31,19 @@ def span_observer() -> Watch | None:
     return _around.get()[1]
 
 
+def span_subject() -> str:
+    """Return what the span that is open around is about, such as a piece and its range; empty where nobody said."""
+    return _around.get()[2]
+
+
 @contextmanager
-def spanning(observer: Watch | None) -> Iterator[int]:
-    """Open a span and give its number; events of the block, and of what it calls, name it as their parent."""
+def spanning(observer: Watch | None, subject: str = "") -> Iterator[int]:
+    """Open a span and give its number; events of the block, and of what it calls, name it as their parent.
+
+    `subject` names what it is about, for what is called without being told; without one it is that of the span around.
+    """
     number = next(_numbers)
-    token = _around.set((number, observer))
+    token = _around.set((number, observer, subject or span_subject()))
     try:
         yield number
     finally:

@@ -143,7 +143,7 @@ def _catch_up(job: Job, line: Line, part: Part, factors: Mapping[str, Any]) -> N
 
 def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool) -> Part:
     started = time.perf_counter_ns()
-    with spanning(line.observer) as span:
+    with spanning(line.observer, f"{job.name} for {job.box_text}") as span:
         served, used, size_bytes = _make_part(job, line, part, factors, may_cut)
     line.observer(
         ArtifactCompiled(

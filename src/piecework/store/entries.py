@@ -159,7 +159,8 @@ class Entries:
         if self._may_move:
             with suppress(OSError):
                 moved = set_aside(self.root, parts, seen)
-        self.warn(path, f"{reason}; it was not read, and {'is in quarantine' if moved else 'lies where it was'}", is_rejected=True)
+        where = "is in quarantine" if moved else "lies where it was"
+        self.warn(path, f"{reason}; it was not read, and {where}", is_rejected=True)
         error: type[StoreError] = CorruptEntry if self._strict else ArtifactMissing
         raise error(
             f"`{path}` is damaged: {reason}",
