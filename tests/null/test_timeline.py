@@ -24,7 +24,8 @@ from piecework.diagnostics.report_lines import ReportLines
 from piecework.diagnostics.run_file import Run, title
 from piecework.diagnostics.timeline import Timeline
 from piecework.errors import OptionError
-from piecework.events import ArtifactCompiled, Imported, Phase, Recorder, SubPhase, fan_out, phase, sub_phase, waiting
+from piecework.events import ArtifactCompiled, Phase, Recorder, fan_out, phase
+from piecework.span_events import Imported, SubPhase, sub_phase, waiting
 from piecework.spans import carry, open_span, spanning
 from piecework.values.artifact import Artifact
 from piecework.values.shapes import Box

@@ -57,7 +57,6 @@ def generate(
     from piecework.cli.config import parse_numbers
     from piecework.cli.start import starting
     from piecework.errors import OptionError
-    from piecework.events import phase
 
     prompts: list[Any] = list(prompt or [])
     prompts += [parse_numbers(text, "--prompt-ids") for text in prompt_ids or []]
@@ -82,8 +81,7 @@ def generate(
             **altered_by(override),
         )
         completions = llm.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    with phase(start.observer, "answer"):
-        found = _answer(completions, start, llm.model.record)
+    found = _answer(completions, start, llm.model.record)
     if output.json:
         from piecework.cli.output import print_json
 
@@ -142,7 +140,10 @@ def _answer(completions: list[Completion], start: Start, record: Record | None) 
 
 def _counts(start: Start, record: Record | None) -> dict[str, Any]:
     """Return how the program was cut and what its start did."""
-    from piecework.diagnostics.counts import count_regions
+    from piecework.events import phase
+
+    with phase(start.observer, "answer"):
+        from piecework.diagnostics.counts import count_regions
 
     counters = start.counters
     return {

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from piecework.events import sub_phase
 from piecework.seam.check import check_seam
 from piecework.seam.convention import check_convention
 from piecework.seam.cpp_build import CppBuildError, CppBuilds, ask_compiler
@@ -22,6 +21,7 @@ from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
 from piecework.seam.strip import strip_output
 from piecework.seam.torch_trace import traced_as_subject
 from piecework.seam.vocabulary import Refusal
+from piecework.span_events import sub_phase
 from piecework.values.artifact import INDUCTOR, TORCH, Artifact
 from piecework.values.digest import digest_data
 from piecework.values.rewriting import PieceRewrite

@@ -15,7 +15,8 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoade
 from types import ModuleType
 from typing import Any
 
-from piecework.events import Imported, Observer
+from piecework.events import Observer
+from piecework.span_events import Imported
 from piecework.spans import open_span, spanning
 
 _OURS = "piecework"

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from piecework.events import sub_phase
 from piecework.seam.binary import blank_paths, cut_sections
 from piecework.seam.cpp_source import CppKernel, argument_types
+from piecework.span_events import sub_phase
 
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 _WORTH_A_HEADER = 8  # sources from which on precompiling the header costs less than reading it in each

@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from piecework.errors import ContractError, TraceError
-from piecework.events import sub_phase
 from piecework.seam.contracts import CheckedRun, calls_operators
 from piecework.seam.shadow import ShadowRun, shadow_run
 from piecework.seam.torch_phases import observe_torch
 from piecework.seam.trace_failures import explain
+from piecework.span_events import sub_phase
 from piecework.values.arguments import LeafDims
 
 _SETTINGS = {

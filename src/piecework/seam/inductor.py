@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from piecework.errors import CompileError
-from piecework.events import sub_phase, waiting
 from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
 from piecework.seam.failures import compile_error
 from piecework.seam.rebuild import RebuiltPiece
 from piecework.seam.torch_phases import observe_torch
+from piecework.span_events import sub_phase, waiting
 from piecework.values.rewriting import PassStep, PieceRewrite
 from piecework.values.shapes import Box
 

@@ -11,7 +11,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-from piecework.events import SubPhase
+from piecework.span_events import SubPhase
 from piecework.spans import span_observer, spanning
 
 

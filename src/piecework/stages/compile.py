@@ -26,8 +26,8 @@ from piecework.events import (
     RangeSplit,
     VerificationFailed,
     Verified,
-    waiting,
 )
+from piecework.span_events import waiting
 from piecework.spans import carry, spanning
 from piecework.store.artifacts import read_artifact, write_artifact
 from piecework.store.protocol import ARTIFACT, SharedStore, Store

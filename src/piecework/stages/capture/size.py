@@ -13,12 +13,13 @@ from torch import Tensor
 
 from piecework.capture_events import Captured, CaptureSkipped, Lowered, Unowned
 from piecework.errors import CaptureError, PieceworkError
-from piecework.events import Observer, sub_phase
+from piecework.events import Observer
 from piecework.runtime.buffers import StaticInputs, StaticStep
 from piecework.runtime.captured import CapturedSize
 from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import check_permission
 from piecework.runtime.regions import BoundRun
+from piecework.span_events import sub_phase
 from piecework.spans import spanning
 from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs
