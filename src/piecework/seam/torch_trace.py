@@ -25,8 +25,7 @@ _compiles: dict[str, Iterator[int]] = defaultdict(itertools.count)
 def traced_as_subject(text: str) -> Iterator[None]:
     """File what torch's compiler traces inside the block under what the span around is about; `text` is its source."""
     from torch._guards import CompileContext, CompileId, compile_context
-    from torch._logging import trace_structured
-    from torch._logging._internal import trace_log, trace_structured_artifact
+    from torch._logging._internal import trace_log, trace_structured, trace_structured_artifact
     from torch._logging.structured import intern_string
 
     if not trace_log.handlers:
