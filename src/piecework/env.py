@@ -54,6 +54,11 @@ def read_variables(names: Iterable[str], variables: Mapping[str, str] | None = N
     return {name: given[name] for name in sorted(names) if given.get(name)}
 
 
+def all_variables() -> dict[str, str]:
+    """Return the process's environment, to give to a process of ours."""
+    return dict(os.environ)
+
+
 def _is_true(given: Mapping[str, str], name: str) -> bool:
     word = given.get(name, "").strip().lower()
     if word not in TRUE_WORDS | FALSE_WORDS:

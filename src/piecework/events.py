@@ -36,6 +36,11 @@ class Event:
     span: int = 0
 
     @property
+    def takes_time(self) -> bool:
+        """Whether it is a span: two readings of the clock one after the other lie within a microsecond."""
+        return self.end_ns - self.start_ns >= 1000
+
+    @property
     def elapsed_s(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
 

@@ -19,7 +19,6 @@ from piecework.seam.kernels import misaligned_inputs, read_constants, read_kerne
 from piecework.seam.probe import machine_facts
 from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
 from piecework.seam.strip import strip_output
-from piecework.seam.torch_trace import traced_as_subject
 from piecework.seam.vocabulary import Refusal
 from piecework.span_events import sub_phase
 from piecework.values.artifact import INDUCTOR, TORCH, Artifact
@@ -103,8 +102,7 @@ class InductorCompiler:
         with sub_phase("rebuild"):
             piece = rebuild_piece(text, box)
         options = {"cpp.threads": self._threads, **self._options}
-        with traced_as_subject(text):
-            output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite)
+        output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite)
         with sub_phase("guards"):
             guards = assumed_guards(piece, box)
         facts = _facts(piece, output)

@@ -70,7 +70,8 @@ class Timeline:
         return run
 
     def _plain(self, event: Event) -> Mapping[str, Any]:
-        times = {"start_ns": event.start_ns - self.start_ns, "end_ns": event.end_ns - self.start_ns}
+        end_ns = event.end_ns - self.start_ns
+        times = {"start_ns": event.start_ns - self.start_ns if event.takes_time else end_ns, "end_ns": end_ns}
         return {**event.as_dict(), **times}
 
 

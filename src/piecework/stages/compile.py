@@ -27,6 +27,7 @@ from piecework.events import (
     VerificationFailed,
     Verified,
 )
+from piecework.seam.torch_trace import traced_as_subject
 from piecework.span_events import waiting
 from piecework.spans import carry, spanning
 from piecework.store.artifacts import read_artifact, write_artifact
@@ -218,7 +219,7 @@ def _part_of(guards: Sequence[str], box: Box, may_cut: bool) -> Box | None:
 
 def _compile(job: Job, line: Line) -> tuple[Artifact, str]:
     try:
-        artifact = _within(line.budget_s, lambda: line.compiler.compile(job.text, job.box))
+        artifact = _within(line.budget_s, lambda: _traced(job, line))
     except CompileForbidden:
         raise
     except PassError as error:
@@ -235,6 +236,11 @@ def _compile(job: Job, line: Line) -> tuple[Artifact, str]:
             line.observer(FallBack(what=f"{job.name} at {job.box_text}", reason=str(artifact.facts["fall_back"])))
         return artifact, line.compiler.name
     return _stand_in(job, line, reason), line.fall_back.name
+
+
+def _traced(job: Job, line: Line) -> Artifact:
+    with traced_as_subject(job.text):
+        return line.compiler.compile(job.text, job.box)
 
 
 def _stand_in(job: Job, line: Line, reason: str, errors: Mapping[str, Any] | None = None) -> Artifact:
