@@ -16,7 +16,9 @@ from house.source_tree import GOLDEN, PACKAGE
 if not (PACKAGE / "cli" / "main.py").is_file():
     pytest.skip("piecework.cli.main is not written yet", allow_module_level=True)
 
-COMMANDS = ("generate", "build", "explain", "dump", "check", "bisect", "doctor", "store", "serve", "prewarm")
+COMMANDS = (
+    "generate", "build", "explain", "dump", "check", "bisect", "doctor", "bench", "trace", "store", "serve", "prewarm",
+)  # fmt: skip
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -64,7 +64,7 @@ def make_app() -> App:
     from cyclopts import App
 
     import piecework
-    from piecework.cli import bisect, commands, doctor, look, serve, store, trace, traffic
+    from piecework.cli import bench, bisect, commands, doctor, look, serve, store, trace, traffic
 
     app = App(
         name="piecework",
@@ -72,8 +72,9 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    looking = (look.explain, look.dump, look.check, traffic.traffic, bisect.bisect, doctor.doctor, trace.trace)
-    for command in (commands.generate, commands.build, serve.serve, serve.prewarm, *looking):
+    looking = (look.explain, look.dump, look.check, traffic.traffic, bisect.bisect)
+    measuring = (doctor.doctor, bench.bench, trace.trace)
+    for command in (commands.generate, commands.build, serve.serve, serve.prewarm, *looking, *measuring):
         app.command(command)
     app.command(store.make_app())
     return app
