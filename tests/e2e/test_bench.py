@@ -19,7 +19,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_medians_and_ratios_are_of_the_readings() -> None:
     sides = [Side("this", {}), Side("versus", {"mode": "none"})]
-    readings = [{"side": name, "value": value} for name, value in zip(["this", "versus"] * 3, [2, 3, 1, 9, 4, 6], strict=True)]
+    values = (("this", 2), ("versus", 3), ("this", 1), ("versus", 9), ("this", 4), ("versus", 6))
+    readings = [{"side": name, "value": value} for name, value in values]
     found = _result(Measure("startup", "m"), sides, readings)
     assert found["table"]["this"] == {"median": 2, "best": 1, "readings": 3}
     assert found["table"]["versus"] == {"median": 6, "best": 3, "readings": 3}

@@ -1,7 +1,7 @@
 """One reading of `piecework bench`, in a process of its own: run as a file, so that it can measure another commit.
 
-It is given one JSON object and prints one line, `READING {…}`. Whoever starts it puts the source to measure first on the
-path; only what every commit has is used.
+It is given one JSON object and prints one line, `READING {…}`. Whoever starts it puts the source to measure first on
+the path; only what every commit has is used.
 """
 
 from __future__ import annotations
