@@ -28,17 +28,21 @@ class Event:
     """
 
     part: str = ""
-    start_ns: int = field(default_factory=time.perf_counter_ns)
+    start_ns: int = 0  # where it is not given, it is `end_ns`: nothing that takes time
     end_ns: int = field(default_factory=time.perf_counter_ns)
     process: int = field(default_factory=os.getpid)
     thread: int = field(default_factory=threading.get_native_id)
     parent: int = field(default_factory=open_span)
     span: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.start_ns:
+            object.__setattr__(self, "start_ns", self.end_ns)
+
     @property
     def takes_time(self) -> bool:
-        """Whether it is a span: two readings of the clock one after the other lie within a microsecond."""
-        return self.end_ns - self.start_ns >= 1000
+        """Whether it is a span rather than a moment."""
+        return self.end_ns > self.start_ns
 
     @property
     def elapsed_s(self) -> float:

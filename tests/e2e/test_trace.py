@@ -55,7 +55,7 @@ def test_every_trace_is_collected(report: tuple[Done, Path]) -> None:
     assert {event["name"] for event in run.of("Phase")} >= {"interpreter", "arguments", "trace", "compile"}
     assert {event["package"] for event in run.of("Imported")} >= {"torch", "cyclopts", "transformers"}
     assert attribute(run).explained > 0.9
-    assert "compiled 6 artifacts" in (folder / "log.txt").read_text()
+    assert "compiled 9 artifacts" in (folder / "log.txt").read_text()
     assert json.loads((folder / "answer.json").read_text())["distinct"] == 3
     assert all(json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines())
 

@@ -93,7 +93,8 @@ class Startup:
 @contextmanager
 def _starting(model: str, flags: Flags, writes_manifest: bool) -> Iterator[Startup]:
     """Read all flags, so that what is wrong in them is told before anything is loaded."""
-    from piecework.diagnostics.report_lines import ReportLines, Tally
+    from piecework.diagnostics.counters import Counters
+    from piecework.diagnostics.report_lines import ReportLines
     from piecework.engine.manifest import read, shapes_in
     from piecework.engine.shapes import Coverage, parse_sweep
     from piecework.events import fan_out
@@ -115,7 +116,7 @@ def _starting(model: str, flags: Flags, writes_manifest: bool) -> Iterator[Start
             shapes=tuple(dict.fromkeys(shapes)),
             manifest=manifest if writes_manifest else None,
             coverage=Coverage(),
-            observer=fan_out(Tally(), ReportLines(str(settings.store.store)), draw),
+            observer=fan_out(Counters(), ReportLines(str(settings.store.store)), draw),
         )
 
 

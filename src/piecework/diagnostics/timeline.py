@@ -70,8 +70,7 @@ class Timeline:
         return run
 
     def _plain(self, event: Event) -> Mapping[str, Any]:
-        end_ns = event.end_ns - self.start_ns
-        times = {"start_ns": event.start_ns - self.start_ns if event.takes_time else end_ns, "end_ns": end_ns}
+        times = {"start_ns": event.start_ns - self.start_ns, "end_ns": event.end_ns - self.start_ns}
         return {**event.as_dict(), **times}
 
 

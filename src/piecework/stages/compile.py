@@ -192,11 +192,11 @@ def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
     """Try an artifact; its kernels go to the store first, whence the loader takes them."""
     if line.check is let_pass:
         return Verdict(UNTRIED)
-    started = time.perf_counter_ns()
     for data in artifact.kernels.values():
         line.store.write_blob(data)
-    with spanning(line.observer) as span:
-        with waiting(line.checking, "the check of another piece"):
+    with waiting(line.checking, "the check of another piece"):
+        started = time.perf_counter_ns()
+        with spanning(line.observer) as span:
             verdict = line.check(job.number, job.text, box, artifact)
     if verdict.outcome == HELD or verdict.reason:
         line.observer(
