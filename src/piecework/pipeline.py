@@ -202,12 +202,9 @@ def _build_side(
     jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
     observer(
         SplitDone(
-            regions=len(plan.regions),
-            opaque=plan.count(OPAQUE),
-            sites=plan.count(PIECE),
-            distinct=len(plan.pieces),
-            artifacts=len(jobs),
-        )
+            regions=len(plan.regions), opaque=plan.count(OPAQUE), sites=plan.count(PIECE),
+            distinct=len(plan.pieces), artifacts=len(jobs),
+        )  # fmt: skip
     )
     with phase(observer, "compile", f"{len(jobs)} artifacts"), naming_cuts(plan):
         parts = compile_jobs(
