@@ -148,14 +148,9 @@ def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut:
         served, used, size_bytes = _make_part(job, line, part, factors, may_cut)
     line.observer(
         ArtifactCompiled(
-            piece=job.name,
-            range=format_box(served.box),
-            key=part.key,
-            compiler=used,
-            size_bytes=size_bytes,
-            start_ns=started,
-            span=span,
-        )
+            piece=job.name, range=format_box(served.box), key=part.key, compiler=used, size_bytes=size_bytes,
+            start_ns=started, span=span,
+        )  # fmt: skip
     )
     return served
 
@@ -201,13 +196,9 @@ def _check(job: Job, line: Line, box: Box, artifact: Artifact) -> Verdict:
     if verdict.outcome == HELD or verdict.reason:
         line.observer(
             Verified(
-                piece=job.name,
-                range=format_box(box),
-                outcome=verdict.outcome,
-                reason=verdict.reason,
-                start_ns=started,
-                span=span,
-            )
+                piece=job.name, range=format_box(box), outcome=verdict.outcome, reason=verdict.reason,
+                start_ns=started, span=span,
+            )  # fmt: skip
         )
     return verdict
 
