@@ -11,7 +11,10 @@ import pytest
 
 from house.source_tree import PACKAGE, ROOT
 
-PAGES = ("README.md", "docs/walkthrough.md", "docs/python.md", "docs/store.md")
+PAGES = (
+    "README.md", "docs/walkthrough.md", "docs/python.md", "docs/store.md", "docs/report.md",
+    "docs/tutorial/three_launches.md",
+)  # fmt: skip
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

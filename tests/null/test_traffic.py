@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piecework.diagnostics.amounts import bytes_text, time_text
 from piecework.diagnostics.explain import find_or_plan
 from piecework.diagnostics.traffic.bandwidth import measure_bandwidth, read_bandwidth
 from piecework.diagnostics.traffic.model import SiteTraffic, Traffic
@@ -21,7 +22,7 @@ from piecework.diagnostics.traffic.step import (
     record_traffic,
     step_sizes,
 )
-from piecework.diagnostics.traffic.text import bytes_text, time_text, traffic_lines
+from piecework.diagnostics.traffic.text import traffic_lines
 from piecework.errors import OptionError
 from piecework.events import ignore
 from piecework.options import CompileOptions

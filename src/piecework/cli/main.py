@@ -64,7 +64,7 @@ def make_app() -> App:
     from cyclopts import App
 
     import piecework
-    from piecework.cli import bench, bisect, commands, doctor, look, serve, store, trace, traffic
+    from piecework.cli import bench, bisect, commands, doctor, look, report, serve, store, trace, traffic
 
     app = App(
         name="piecework",
@@ -72,7 +72,7 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    looking = (look.explain, look.dump, look.check, traffic.traffic, bisect.bisect)
+    looking = (look.explain, look.dump, look.check, traffic.traffic, report.report, bisect.bisect)
     measuring = (doctor.doctor, bench.bench, trace.trace)
     for command in (commands.generate, commands.build, serve.serve, serve.prewarm, *looking, *measuring):
         app.command(command)

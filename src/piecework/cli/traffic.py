@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
@@ -21,7 +22,9 @@ from piecework.cli.flags import (
 
 if TYPE_CHECKING:
     from piecework.cli.start import Start
+    from piecework.diagnostics.traffic.measured import Measured
     from piecework.diagnostics.traffic.model import Traffic
+    from piecework.diagnostics.traffic.operators import OperatorCall
     from piecework.diagnostics.traffic.step import StepSizes
 
 TRAFFIC_GROUP = Group.create_ordered("Traffic")
@@ -57,6 +60,9 @@ def traffic(
         list[str] | None, flag(TRAFFIC_GROUP, "Value of an operator's argument, as epsilon=1e-5.", metavar="NAME=VALUE")
     ] = None,
     sites: Annotated[int, flag(TRAFFIC_GROUP, "Places at which the operator stands in a step.", metavar="N")] = 1,
+    profile: Annotated[
+        bool, flag(TRAFFIC_GROUP, "Run the operator on the GPU too, and count its kernels.")
+    ] = False,
     beside: Annotated[
         str | None, flag(TRAFFIC_GROUP, "A model folder whose weights the operator is set beside.", metavar="MODEL")
     ] = None,
@@ -73,11 +79,12 @@ def traffic(
         from piecework.diagnostics.traffic.bandwidth import read_bandwidth
         from piecework.diagnostics.traffic.operators import OperatorCall, is_operator, read_shape, read_value
         from piecework.diagnostics.traffic.step import operator_traffic, step_sizes
-        from piecework.diagnostics.traffic.text import traffic_lines
+        from piecework.diagnostics.traffic.text import measured_lines, traffic_lines
 
         step = step_sizes(tokens, sequences, context)
         rate = read_bandwidth(bandwidth, model_flags.device) if bandwidth else 0.0
         neighbour: Traffic | None = None
+        measured: Measured | None = None
         if is_operator(subject):
             call = OperatorCall(
                 hidden, "bfloat16" if model_flags.dtype == "auto" else model_flags.dtype, model_flags.device,
@@ -85,14 +92,25 @@ def traffic(
             )  # fmt: skip
             found = operator_traffic(subject, call, tokens, sites)
             neighbour = _of_model(beside, step, model_flags, start) if beside else None
+            measured = _measure(subject, call, tokens) if profile else None
         else:
-            _refuse_of_operator({"--shape": shape, "--value": value, "--beside": beside})
+            _refuse_of_operator({"--shape": shape, "--value": value, "--beside": beside, "--profile": profile})
             found = _of_model(subject, step, model_flags, start)
     if output.json:
-        extra = {"beside": neighbour.as_dict()} if neighbour is not None else {}
+        extra: dict[str, object] = {"beside": neighbour.as_dict()} if neighbour is not None else {}
+        if measured is not None:
+            extra["measured"] = asdict(measured)
         print_json({"subject": subject, **found.as_dict(), "bandwidth": rate, **extra})
     else:
         print("\n".join(traffic_lines(found, title=subject, beside=neighbour, bandwidth=rate)))
+        if measured is not None:
+            print("\n".join(measured_lines(measured)))
+
+
+def _measure(subject: str, call: OperatorCall, tokens: int) -> Measured:
+    from piecework.diagnostics.traffic.measured import measure_operator
+
+    return measure_operator(subject, call, tokens)
 
 
 def _refuse_of_operator(given: dict[str, object]) -> None:

@@ -87,7 +87,7 @@ def _shown(value: Any) -> str:
 def guard_lines(found: Mapping[str, Any]) -> list[str]:
     """Lay out what `explain_guards` returned: each condition with its line and proof, each value with its line."""
     shapes = [
-        (guard["expression"], f"holds: {_proof(guard)}", guard["line"] or "taken for granted by the tracer")
+        (guard["expression"], f"holds: {proof_text(guard)}", guard["line"] or "taken for granted by the tracer")
         for guard in found["shape_guards"]
     ]
     own = [fact for fact in found["facts"] if not _INNER.search(fact["what"])]
@@ -106,7 +106,8 @@ _OURS = re.compile(r"^dynamo\.py:\d+$")  # where the tracer was started: no line
 _PROOFS = {"every size": "tried at every size", "every pair": "tried at every pair", "intervals": "by its bounds"}
 
 
-def _proof(guard: Mapping[str, Any]) -> str:
+def proof_text(guard: Mapping[str, Any]) -> str:
+    """Say how a condition on sizes was shown to hold."""
     if guard["method"] == "sample":
         return f"on a sample of {guard['checked']} alone"
     count = f", {guard['checked']} of them" if guard["checked"] > 1 else ""

@@ -24,6 +24,7 @@ from piecework.values.record import Record
 
 TOKENS = "T"
 _EPSILON = 1e-6
+_TRACED = 3
 _WEIGHTS = ("weight", "bias")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -56,9 +57,14 @@ class OperatorModule(torch.nn.Module):
     """Calls an operator: activations are given, weights are its own."""
 
     def __init__(
-        self, function: Callable[..., Any], weights: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        weights: Mapping[str, torch.Tensor],
+        values: Mapping[str, Any],
+        token_dims: Mapping[str, int],
     ) -> None:
         super().__init__()
+        self.token_dims = dict(token_dims)
         self.function = function
         self.values = dict(values)
         self.names = tuple(weights)
@@ -71,14 +77,23 @@ class OperatorModule(torch.nn.Module):
         return self.function(**given, **own, **self.values)
 
 
-def operator_program(name: str, call: OperatorCall) -> tuple[Record, tuple[str, ...]]:
-    """Trace an operator; return the record, whose token count is `tokens`, and the texts of its pieces."""
+def operator_at(name: str, call: OperatorCall, tokens: int) -> tuple[OperatorModule, dict[str, torch.Tensor]]:
+    """Return an operator as a module, and its activations at a token count.
+
+    Tensors:
+        ->  [T, ..] each  any  of the shapes that were asked for
+    """
     function, signature = _find(name)
     tensors, values = _arguments(name, signature, call)
-    weights = {each: _tensor(shape, call) for each, shape in tensors.items() if TOKENS not in shape}
-    given = {each: _tensor(shape, call) for each, shape in tensors.items() if TOKENS in shape}
-    dynamic = {"given": {each: {tensors[each].index(TOKENS): "tokens"} for each in given}}
-    module = OperatorModule(function, weights, values)
+    weights = {each: _tensor(shape, call, tokens) for each, shape in tensors.items() if TOKENS not in shape}
+    given = {each: _tensor(shape, call, tokens) for each, shape in tensors.items() if TOKENS in shape}
+    return OperatorModule(function, weights, values, {each: tensors[each].index(TOKENS) for each in given}), given
+
+
+def operator_program(name: str, call: OperatorCall) -> tuple[Record, tuple[str, ...]]:
+    """Trace an operator; return the record, whose token count is `tokens`, and the texts of its pieces."""
+    module, given = operator_at(name, call, _TRACED)
+    dynamic = {"given": {each: {dim: "tokens"} for each, dim in module.token_dims.items()}}
     options = CompileOptions(max_num_batched_tokens=1 << 20, ranges=((1, 1 << 20),)).resolve()
     request = make_request(module, (given,), dynamic, options)
     store = MemoryStore()
@@ -136,8 +151,8 @@ def _arguments(
     return tensors, values
 
 
-def _tensor(shape: Sequence[int | str], call: OperatorCall) -> torch.Tensor:
-    sizes = [3 if size == TOKENS else int(size) for size in shape]
+def _tensor(shape: Sequence[int | str], call: OperatorCall, tokens: int) -> torch.Tensor:
+    sizes = [tokens if size == TOKENS else int(size) for size in shape]
     return torch.zeros(sizes, dtype=getattr(torch, call.dtype), device=call.device)
 
 

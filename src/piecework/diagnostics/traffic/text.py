@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from piecework.diagnostics.amounts import bytes_text, time_text
 from piecework.diagnostics.traffic.model import LABEL, SiteTraffic, Traffic
+
+if TYPE_CHECKING:
+    from piecework.diagnostics.traffic.measured import Measured
+
+_LONGEST_NAME = 70
 
 
 def traffic_lines(
@@ -81,19 +88,10 @@ def _step_lines(traffic: Traffic, beside: Traffic | None, bandwidth: float) -> I
         yield f"  at {bytes_text(bandwidth)}/s; weights, keys and values alone take {floor}"
 
 
-def bytes_text(size_bytes: float) -> str:
-    """Write a number of bytes with three or four digits, in powers of a thousand as bandwidths are."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.95 or unit == "TB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1000
-    raise AssertionError(size_bytes)
-
-
-def time_text(seconds: float) -> str:
-    """Write a time with its unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.2f} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+def measured_lines(measured: Measured) -> list[str]:
+    """Lay out what a profiler saw of one call."""
+    rows = [[kernel.name, f"{kernel.launches:g}", time_text(kernel.seconds)] for kernel in measured.kernels]
+    width = max((len(row[0][:_LONGEST_NAME]) for row in rows), default=0)
+    lines = [f"  {name[:_LONGEST_NAME]:<{width}}  {launches:>4}  {spent:>10}" for name, launches, spent in rows]
+    total = f"{measured.launches:g} launches, {time_text(measured.seconds)} on the device"
+    return ["", "measured: kernels of one call, run eagerly, launches, time on the device", *lines, f"  {total}"]
