@@ -19,7 +19,7 @@ from piecework.api.programs import chosen, read_weights, request_for
 from piecework.api.stores import default_store, report_to_log
 from piecework.errors import OptionError
 from piecework.events import Observer, phase
-from piecework.models.folder import KvSite, ModelFolder, open_folder
+from piecework.models.folder import ModelFolder, Site, open_folder, site_from
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, start_from
 from piecework.runtime.program import Program
@@ -56,7 +56,7 @@ class OpenModel:
 
     program: Callable[..., Any]
     folder: ModelFolder
-    sites: tuple[KvSite, ...]
+    sites: tuple[Site, ...]
     keeps_rows: bool
     dtype: torch.dtype
     device: str
@@ -148,7 +148,7 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
     return OpenModel(
         program=program,
         folder=folder,
-        sites=tuple(KvSite(**site) for site in notes["sites"]),
+        sites=tuple(site_from(site) for site in notes["sites"]),
         keeps_rows=bool(notes["keeps_rows"]),
         dtype=getattr(torch, notes["dtype"]),
         device=device,
@@ -160,10 +160,10 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
 def folder_request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
     """Return what is asked of the pipeline for a model folder under complete options."""
     tools = toolchain(device)
-    compiler, passes = chosen(settings)
+    compiler, passes, operators = chosen(settings, device)
     identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
     version = {"name": compiler.name, "version": compiler.version}
-    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes))
+    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes), operators)
     return request_for(factors, lambda: _source(folder, dtype, device), settings, compiler, passes, tools)
 
 

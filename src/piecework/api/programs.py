@@ -27,8 +27,10 @@ from piecework.compilers.eager import EagerCompiler
 from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.models.weights import Expected, load_weights
+from piecework.ops.choice import choose
 from piecework.options import NONE, STOCK, TRACE_ONCE, CompileOptions
 from piecework.passes import PieceRewriting, resolve_passes
+from piecework.passes.operators import operator_passes
 from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
@@ -113,20 +115,26 @@ def make_request(
     if settings.evaluate_guards:
         refuse_unbacked(symbol_sources(dims))
     tools = toolchain(device)
-    compiler, passes = chosen(settings)
+    compiler, passes, operators = chosen(settings, device)
     factors = program_factors(
         describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
-        {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes),
+        {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes), operators,
     )  # fmt: skip
     return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, passes, tools)
 
 
-def chosen(settings: CompileOptions) -> tuple[Compiler, tuple[GraphPass, ...]]:
-    """Return the compiler and the passes of complete options; those on a piece go into the compiler."""
-    passes = resolve_passes(settings.passes or ())
+def chosen(settings: CompileOptions, device: str) -> tuple[Compiler, tuple[GraphPass, ...], dict[str, str]]:
+    """Return the compiler, the passes and the operators of complete options; passes on a piece go into the compiler.
+
+    The passes that operators ask for come last: they see what the others made of the graph.
+    """
+    choices = choose(settings.custom_ops, device)
+    passes = (*resolve_passes(settings.passes or ()), *operator_passes(choices))
     on_pieces = [one for one in passes if one.runs_on == PIECE]
     rewrite = PieceRewriting(on_pieces) if on_pieces else None
-    return select_compiler(settings.compiler, rewrite, autotune=bool(settings.autotune)), passes
+    operators = {name: choice.as_factor() for name, choice in choices.items()}
+    compiler = select_compiler(settings.compiler, rewrite, autotune=bool(settings.autotune))
+    return compiler, passes, operators
 
 
 def request_for(

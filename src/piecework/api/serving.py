@@ -11,8 +11,9 @@ from piecework.engine.options import EngineOptions, Progress
 from piecework.engine.served import Served
 from piecework.engine.service import Report
 from piecework.engine.text import read_tokenizer
+from piecework.errors import ModelError
 from piecework.events import Observer, phase
-from piecework.models.folder import ModelFolder, open_folder
+from piecework.models.folder import KvSite, ModelFolder, StateSite, open_folder
 
 
 def unheard(progress: Progress) -> None:
@@ -43,9 +44,16 @@ def _open_eager(folder: ModelFolder, dtype: str, device: str, observer: Observer
 
     with phase(observer, "weights"):
         loaded = load_model(folder.path, dtype=dtype, device=device)
+    states = [site.name for site in loaded.sites if isinstance(site, StateSite)]
+    if states:
+        raise ModelError(
+            f"`{folder.path}` keeps a recurrent state at `{states[0]}`, which the engine does not batch",
+            hint="`piecework generate` and `pw.LLM` serve it, one sequence at a time",
+            facts={"sites": states},
+        )
     return Served(
         step=loaded.model if loaded.keeps_rows else lambda ids, positions, rows: loaded.model(ids, positions),
-        sites=loaded.sites,
+        sites=tuple(site for site in loaded.sites if isinstance(site, KvSite)),
         dtype=loaded.dtype,
         device=device,
         end_of_sequence=folder.end_of_sequence,

@@ -94,7 +94,7 @@ def bisect_folder(
     eager = open_model(model, options=replace(settings, mode=NONE), **common)
     program = llm.model.program
     assert isinstance(program, Program)
-    search = Search(program, kept, chosen(settings)[0], piecework.ops.BODIES)
+    search = Search(program, kept, chosen(settings, device)[0], piecework.ops.BODIES)
     finding, step = _search(search, eager, llm.model, ids, folder)
     tokens = compare_tokens(
         eager.step, llm.model.step, ids, sites=eager.sites, dtype=eager.dtype, max_tokens=max_tokens,

@@ -28,6 +28,26 @@ class KvSite:
 
 
 @dataclass(frozen=True)
+class StateSite:
+    """What one site remembers of a sequence, of one size however long the sequence."""
+
+    name: str
+    channels: int
+    width: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+
+
+Site = KvSite | StateSite
+
+
+def site_from(values: Mapping[str, Any]) -> Site:
+    """Read a site back from plain data."""
+    return KvSite(**values) if "num_kv_heads" in values else StateSite(**values)
+
+
+@dataclass(frozen=True)
 class ModelFolder:
     """A folder whose configuration was read and found to be of a kind that is served."""
 

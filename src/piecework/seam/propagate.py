@@ -6,7 +6,7 @@ Only what is new or reads something that changed is computed, so that a pass cos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,14 +29,16 @@ def fake_mode_of(graph: fx.Graph) -> Any:
 
 @contextmanager
 def as_traced(graph: fx.Graph) -> Iterator[None]:
-    """Compute on the graph's own fake values inside the block, without gradients."""
+    """Compute on the graph's own fake values inside the block, without gradients, and as the trace did for size 1."""
+    import torch.fx.experimental._config as shapes
+
     mode = fake_mode_of(graph)
-    with torch.no_grad():
-        if mode is None:
-            yield
-        else:
-            with mode:
-                yield
+    with torch.no_grad(), ExitStack() as stack:
+        if hasattr(shapes, "backed_size_oblivious"):
+            stack.enter_context(shapes.patch({"backed_size_oblivious": True}))  # type: ignore[attr-defined]
+        if mode is not None:
+            stack.enter_context(mode)
+        yield
 
 
 def count_conditions(graph: fx.Graph) -> int:
