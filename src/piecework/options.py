@@ -16,6 +16,7 @@ NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
 # What runs over the graph from -O2 on, in this order; `piecework.passes` holds them.
 DEFAULT_PASSES: tuple[str, ...] = ("no_ops", "merge_linears")
 MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
+BASES = ("all", "none")  # of `custom_ops`
 COMPILERS = ("eager", "aot_eager", "inductor")
 BY_PHASE = "by phase"  # decode full, prefill as the mode allows
 ONE_RANGE = ((1, 8192),)
@@ -66,6 +67,11 @@ class CompileOptions:
     autotune: bool | None = _option(
         None, keyed=True, text="let the compiler time several kernels while it builds, and keep the fastest"
     )
+    custom_ops: tuple[str, ...] = _option(
+        (),
+        keyed=True,
+        text="all or none, then +op and -op; none where Inductor compiles and neither is given, else all",
+    )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
@@ -91,6 +97,7 @@ class CompileOptions:
         object.__setattr__(self, "split_ops", _tuple("split_ops", self.split_ops, str))
         if self.passes is not None:
             object.__setattr__(self, "passes", _passes(self.passes))
+        object.__setattr__(self, "custom_ops", _custom_ops(self.custom_ops))
         if self.split_ops_only is not None:
             object.__setattr__(self, "split_ops_only", _tuple("split_ops_only", self.split_ops_only, str))
             if self.split_ops:
@@ -136,10 +143,14 @@ class CompileOptions:
             ranges = table["ranges"]
             if self.max_num_batched_tokens > ranges[-1][1]:
                 ranges = (*ranges[:-1], (ranges[-1][0], self.max_num_batched_tokens))
+        compiler = self.compiler or table["compiler"]
+        has_base = any(word in BASES for word in self.custom_ops)
+        base = () if has_base else (BASES[getattr(compiler, "name", compiler) == "inductor"],)
         return replace(
             self,
             mode=self.mode or table["mode"],
-            compiler=self.compiler or table["compiler"],
+            compiler=compiler,
+            custom_ops=(*base, *self.custom_ops),
             passes=table["passes"] if self.passes is None else self.passes,
             autotune=table["autotune"] if self.autotune is None else self.autotune,
             ranges=ranges,
@@ -221,6 +232,24 @@ def _passes(passes: Any) -> tuple[Any, ...]:
                 f"`passes` holds `{one!r}`, which is no pass",
                 hint="give names, or functions declared with `piecework.graph_pass`",
             )
+    return found
+
+
+def _custom_ops(words: Any) -> tuple[str, ...]:
+    found = _tuple("custom_ops", words, str)
+    bases = [word for word in found if word in BASES]
+    if len(bases) > 1:
+        raise OptionError(
+            f"`custom_ops` holds the base modes {' and '.join(f'`{word}`' for word in bases)}",
+            hint="give exactly one of `all` and `none`, then `+op` and `-op` for single operators",
+        )
+    for word in found:
+        if word not in BASES and (len(word) < 2 or word[0] not in "+-"):
+            raise OptionError(
+                f"`custom_ops` holds `{word}`", hint="give `all` or `none`, and `+op` or `-op` for single operators"
+            )
+        if word[0] == "+" and f"-{word[1:]}" in found:
+            raise OptionError(f"`custom_ops` holds `{word}` and `-{word[1:]}`", hint="an operator is on or off")
     return found
 
 

@@ -42,6 +42,16 @@ def test_an_operator_of_ones_own() -> None:
     assert [line for line in lines if "give what the model gives" in line] == [lines[3], lines[6]]
 
 
+def test_operators() -> None:
+    lines = run_example("operators.py").splitlines()
+    assert lines[0] == "custom_ops none: nothing is looked for"
+    counts = "'find_norms': 2, 'find_gates': 1, 'fuse_add_norm': 1, 'use_operators': 3"
+    assert lines[1] == f"custom_ops all: {{{counts}}}"
+    assert "custom_ops none,+rms_norm: {'find_norms': 2, 'use_operators': 2}" in lines
+    assert lines.count("  counting_norm ran") >= 2
+    assert lines[-1] == "each gives what the model gives"
+
+
 def test_a_model_of_ones_own() -> None:
     text = run_example("own_model.py", "--compiler", "eager")
     assert "9 regions, 5 sites, 3 distinct pieces" in text

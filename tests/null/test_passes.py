@@ -82,7 +82,7 @@ def test_a_pass_of_the_users_rewrites_is_counted_and_kept() -> None:
     assert (kept["matches"], kept["places"]) == (2, ["pow_1", "pow_2"])
     texts = [store.read_blob(piece["text"]).decode() for piece in record["pieces"]]
     assert all(".mul(" in text and "pow" not in text for text in texts)
-    (factor,) = record["factors"]["code"]["passes"]
+    factor = record["factors"]["code"]["passes"][0]  # those that operators ask for come after
     assert factor == {"name": "squares", "version": 1, "digest": digest_of_code(rewrite_squares)}
 
 

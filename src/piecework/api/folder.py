@@ -19,7 +19,7 @@ from piecework.api.stores import default_store, report_to_log
 from piecework.engine import requests
 from piecework.errors import OptionError
 from piecework.events import Observer, Ready, phase
-from piecework.models.folder import KvSite, ModelFolder, open_folder
+from piecework.models.folder import ModelFolder, Site, open_folder, site_from
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, bind_record, start_from
 from piecework.runtime.program import Program
@@ -50,7 +50,7 @@ class OpenModel:
 
     program: Callable[..., Any]
     folder: ModelFolder
-    sites: tuple[KvSite, ...]
+    sites: tuple[Site, ...]
     keeps_rows: bool
     dtype: torch.dtype
     device: str
@@ -143,7 +143,7 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
     return OpenModel(
         program=program,
         folder=folder,
-        sites=tuple(KvSite(**site) for site in notes["sites"]),
+        sites=tuple(site_from(site) for site in notes["sites"]),
         keeps_rows=bool(notes["keeps_rows"]),
         dtype=getattr(torch, notes["dtype"]),
         device=device,

@@ -147,13 +147,14 @@ class LLM:
         from piecework.engine.loop import Engine
         from piecework.engine.options import EngineOptions
         from piecework.engine.served import Served
+        from piecework.models.folder import paged_sites
 
         model = self.model
         folder = model.folder
         most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
         served = Served(
             step=step_function(model.program, model.keeps_rows),
-            sites=model.sites,
+            sites=paged_sites(model.sites, folder.path),
             dtype=model.dtype,
             device=model.device,
             keeps_rows=model.keeps_rows,

@@ -112,10 +112,10 @@ def make_request(
     if settings.evaluate_guards:
         refuse_unbacked(symbol_sources(dims))
     tools = toolchain(device)
-    compiler, passes = chosen(settings)
+    compiler, passes, operators = chosen(settings, device)
     factors = program_factors(
         describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
-        {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes),
+        {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes), operators,
     )  # fmt: skip
     return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, passes, tools)
 

@@ -28,7 +28,7 @@ from piecework.engine.text import read_tokenizer
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
 from piecework.errors import OptionError, PieceworkError
 from piecework.events import FallBack, Observer, phase
-from piecework.models.folder import KvSite, ModelFolder, open_folder
+from piecework.models.folder import ModelFolder, Site, open_folder, paged_sites, site_from
 from piecework.options import COMPILERS, NONE, STOCK, CompileOptions
 from piecework.pipeline import bind_record, find
 from piecework.runtime.program import Program
@@ -171,7 +171,7 @@ class _Opening:
         notes = record.notes
         served = self._served(
             step_function(texts, bool(notes["keeps_rows"])),
-            tuple(KvSite(**site) for site in notes["sites"]),
+            tuple(site_from(site) for site in notes["sites"]),
             getattr(torch, notes["dtype"]),
             bool(notes["keeps_rows"]),
             weights,
@@ -233,7 +233,7 @@ class _Opening:
     def _served(
         self,
         step: StepFunction,
-        sites: tuple[KvSite, ...],
+        sites: tuple[Site, ...],
         dtype: torch.dtype,
         keeps_rows: bool,
         weights: Mapping[str, torch.Tensor],
@@ -241,7 +241,7 @@ class _Opening:
         folder = self.folder
         return Served(
             step=step,
-            sites=sites,
+            sites=paged_sites(sites, folder.path),
             dtype=dtype,
             device=self.device,
             keeps_rows=keeps_rows,

@@ -37,9 +37,9 @@ Override = Annotated[
 class ModelFlags:
     """How a model is read."""
 
-    dtype: Annotated[
-        str, flag(MODEL_GROUP, "auto, float32, bfloat16, float16 or float64; auto: the folder's own.")
-    ] = "auto"
+    dtype: Annotated[str, flag(MODEL_GROUP, "auto, float32, bfloat16, float16 or float64; auto: the folder's own.")] = (
+        "auto"
+    )
     device: Annotated[str, flag(MODEL_GROUP, "cpu (the default), cuda or cuda:1.")] = "cpu"
     offline: Annotated[bool, flag(MODEL_GROUP, "Ask no network, also where MODEL is a hub name.")] = False
 
@@ -55,9 +55,7 @@ class CompileFlags:
     mode: Annotated[
         str | None, flag(COMPILE_GROUP, "none, stock, trace_once or piecewise; or 0 to 3.", metavar="MODE")
     ] = None
-    compiler: Annotated[
-        str | None, flag(COMPILE_GROUP, "eager, aot_eager or inductor.", metavar="COMPILER")
-    ] = None
+    compiler: Annotated[str | None, flag(COMPILE_GROUP, "eager, aot_eager or inductor.", metavar="COMPILER")] = None
     enforce_eager: Annotated[bool | None, flag(COMPILE_GROUP, "Neither compile nor capture; the same as -O0.")] = None
     max_num_batched_tokens: Annotated[
         int | None, flag(COMPILE_GROUP, "Largest number of tokens that a program serves.", metavar="N")
@@ -74,6 +72,10 @@ class CompileFlags:
     passes: Annotated[
         str | None,
         flag(COMPILE_GROUP, "The whole list of passes over the graph, as no_ops,…; empty: none.", metavar="PASSES"),
+    ] = None
+    custom_ops: Annotated[
+        str | None,
+        flag(COMPILE_GROUP, "Operators of the registry: all or none, then +op,-op,…", metavar="OPS"),
     ] = None
     split_ops: Annotated[
         str | None, flag(COMPILE_GROUP, "Operators to cut at besides those declared, as ns::op,ns::op.", metavar="OPS")

@@ -67,7 +67,8 @@ def report(
         output_file.write_text(page, encoding="utf-8")
     except OSError as error:
         raise OptionError(
-            f"the page cannot be written to `{output_file}`: {error.strerror}", hint="give a file in a folder that exists"
+            f"the page cannot be written to `{output_file}`: {error.strerror}",
+            hint="give a file in a folder that exists",
         ) from error
     size_bytes = len(page.encode())
     if output.json:
@@ -93,8 +94,9 @@ def _start(model: str, flags: ModelFlags, start: Start) -> Run:
     from piecework.events import fan_out
 
     timeline = Timeline(["piecework", *sys.argv[1:]])
-    from piecework.api.folder import build_folder, locate, open_model
-    from piecework.models.weights import has_weights
+    from piecework.api.folder import build_folder, open_model
+    from piecework.api.location import locate
+    from piecework.models.weight_files import has_weights
 
     has = has_weights(locate(model, offline=flags.offline))
     (open_model if has else build_folder)(

@@ -108,6 +108,7 @@ def _given(flags: CompileFlags, maximum: int) -> dict[str, Any]:
         "single_sizes": lambda text: parse_numbers(text, "--single-sizes"),
         "autotune": bool,
         "passes": parse_names,
+        "custom_ops": parse_names,
         "split_ops": parse_names,
         "split_ops_only": parse_names,
     }
@@ -147,9 +148,7 @@ def _store(flags: StoreFlags, environment: Environment) -> tuple[StoreFlags, dic
     return StoreFlags(**values, strict=flags.strict), origins
 
 
-def open_store(
-    settings: Settings, observer: Observer, checks: Mapping[str, RecordCheck] | None = None
-) -> KernelStore:
+def open_store(settings: Settings, observer: Observer, checks: Mapping[str, RecordCheck] | None = None) -> KernelStore:
     """Open the store that the settings name; `checks` say what a record of each kind must hold."""
     from piecework.store.disk import DiskStore
     from piecework.store.memory import MemoryStore

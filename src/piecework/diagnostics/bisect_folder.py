@@ -13,11 +13,11 @@ import piecework.ops
 from piecework.api.folder import OpenModel, open_model
 from piecework.api.live import refuse_direct
 from piecework.api.llm import LLM
-from piecework.api.programs import chosen
 from piecework.api.stores import default_store, report_to_log
 from piecework.diagnostics.bisect import Finding, Search
 from piecework.diagnostics.tokens import TokenStep, compare_tokens, token_table
 from piecework.engine.generate import allocate_caches, run_step
+from piecework.engine.requests import chosen
 from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.options import NONE, STOCK, CompileOptions
@@ -94,7 +94,7 @@ def bisect_folder(
     eager = open_model(model, options=replace(settings, mode=NONE), **common)
     program = llm.model.program
     assert isinstance(program, Program)
-    search = Search(program, kept, chosen(settings)[0], piecework.ops.BODIES)
+    search = Search(program, kept, chosen(settings, device)[0], piecework.ops.BODIES)
     finding, step = _search(search, eager, llm.model, ids, folder)
     tokens = compare_tokens(
         eager.step, llm.model.step, ids, sites=eager.sites, dtype=eager.dtype, max_tokens=max_tokens,

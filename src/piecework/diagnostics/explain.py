@@ -80,6 +80,7 @@ def explain_record(key: str, record: Record, where: Store, store: Store) -> dict
         "declared_by": dict(record.operators),
         "pieces": pieces,
         "passes": [dict(report) for report in record.notes.get("passes", ())],
+        "operators": dict(record.factors["code"].get("operators", {})),
         "cuts": _cuts(record.regions),
         "missing_artifacts": missing,
         "bytes": sum(_size_of_each(pieces).values()),

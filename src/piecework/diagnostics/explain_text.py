@@ -18,7 +18,8 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         *(f"ranges      {name}: {', '.join(cuts)}" for name, cuts in found["sizes"].items()),
         f"artifacts   {found['artifacts']}, of which {len(found['missing_artifacts'])} are not stored",
         "cut at      " + (", ".join(_declared(name, found) for name in found["split_ops"]) or "nothing: one piece"),
-        *(f"pass        {_pass_line(report)}" for report in found["passes"]),
+        f"operators   {_operators(found['operators'])}",
+        *(line for report in found["passes"] for line in _pass_lines(report)),
         *(f"capture     {line}" for line in found.get("capture", [])),
         "",
         *(line for piece in found["pieces"] for line in _piece_lines(piece)),
@@ -35,6 +36,18 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
 def _declared(name: str, found: Mapping[str, Any]) -> str:
     module = next((m for op, m in found["declared_by"].items() if op.partition(".")[0] == name.partition(".")[0]), "")
     return f"{name} (declared in {module})" if module else name
+
+
+def _operators(states: Mapping[str, str]) -> str:
+    """Say which operators are on, and by which implementation each is preferred."""
+    on = [f"{name} ({state[4:].split()[0]})" for name, state in states.items() if state.startswith("on: ")]
+    return f"on: {', '.join(on)}" if on else "off, but for what no compiler can write"
+
+
+def _pass_lines(report: Mapping[str, Any]) -> list[str]:
+    """Say how often a pass matched, and why an operator that is off stays on."""
+    kept = dict.fromkeys(place.partition(": ")[2] for place in report["places"] if "it stays on: " in place)
+    return [f"pass        {_pass_line(report)}", *(f"            {line}" for line in kept)]
 
 
 def _pass_line(report: Mapping[str, Any]) -> str:

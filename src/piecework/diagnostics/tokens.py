@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from piecework.engine.generate import StepFunction, allocate_caches, run_step
-from piecework.models.folder import KvSite
+from piecework.models.folder import Site
 from piecework.values.difference import relative_error
 from piecework.values.tolerance import decisive_margin
 
@@ -45,7 +45,7 @@ def compare_tokens(
     program: StepFunction,
     prompt_ids: Sequence[int],
     *,
-    sites: Sequence[KvSite],
+    sites: Sequence[Site],
     dtype: torch.dtype,
     max_tokens: int,
     eager_error: float = 0.0,

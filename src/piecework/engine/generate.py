@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from piecework.errors import OptionError
-from piecework.models.folder import MIN_ROWS, KvSite
-from piecework.ops import PagedCache, Step, step_context
+from piecework.models.folder import MIN_ROWS, KvSite, Site, StateSite
+from piecework.ops import PagedCache, Step, allocate_states, step_context
 
 StepFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Takes input_ids [1, T], position_ids [1, T] and the index of the rows whose logits are wanted; returns logits, whose
@@ -57,27 +58,30 @@ class Generation:
 
 
 def allocate_caches(
-    sites: Sequence[KvSite],
+    sites: Sequence[Site],
     *,
     num_pages: int,
     page_size: int,
     dtype: torch.dtype,
     device: str | torch.device = "cpu",
-) -> dict[str, PagedCache]:
-    """Allocate every site's cache: once, so that its address holds for as long as it is used."""
+    num_slots: int = 1,
+) -> dict[str, Any]:
+    """Allocate every site's cache or state: once, so that its address holds for as long as it is used."""
+    states = [site for site in sites if isinstance(site, StateSite)]
     return {
         site.name: PagedCache.allocate(
             num_pages, page_size, site.num_kv_heads, site.head_dim, dtype=dtype, device=device
         )
         for site in sites
-    }
+        if isinstance(site, KvSite)
+    } | dict(allocate_states(states, num_slots=num_slots, dtype=dtype, device=device))
 
 
 def generate(
     step_function: StepFunction,
     prompt_ids: Sequence[int],
     *,
-    sites: Sequence[KvSite],
+    sites: Sequence[Site],
     dtype: torch.dtype,
     max_tokens: int,
     end_of_sequence: Collection[int] = (),
@@ -116,7 +120,7 @@ def generate_tokens(
     step_function: StepFunction,
     prompt_ids: Sequence[int],
     *,
-    sites: Sequence[KvSite],
+    sites: Sequence[Site],
     dtype: torch.dtype,
     max_tokens: int,
     max_num_batched_tokens: int = 2048,
@@ -152,7 +156,7 @@ def run_step(
     step_function: StepFunction,
     token_ids: Sequence[int],
     start: int,
-    caches: Mapping[str, PagedCache],
+    caches: Mapping[str, Any],
     device: str | torch.device = "cpu",
 ) -> Tensor:
     """Run one step of one sequence, whose single page is page 0, and return the logits of its last token.

@@ -8,8 +8,10 @@ from typing import Any
 from piecework.compilers import select_compiler
 from piecework.compilers.eager import EagerCompiler
 from piecework.models.folder import ModelFolder
+from piecework.ops.choice import choose
 from piecework.options import TRACE_ONCE, CompileOptions
 from piecework.passes import PieceRewriting, resolve_passes
+from piecework.passes.operators import operator_passes
 from piecework.pipeline import Request, Source
 from piecework.seam.toolchain import toolchain
 from piecework.values.artifact import Compiler
@@ -25,12 +27,18 @@ CONVENTION = "flat tokens 1"  # of the adapter's inputs and operators; a change 
 _NOT_COMPUTED = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_commit_hash")
 
 
-def chosen(settings: CompileOptions) -> tuple[Compiler, tuple[GraphPass, ...]]:
-    """Return the compiler and the passes of complete options; those on a piece go into the compiler."""
-    passes = resolve_passes(settings.passes or ())
+def chosen(settings: CompileOptions, device: str) -> tuple[Compiler, tuple[GraphPass, ...], dict[str, str]]:
+    """Return the compiler, the passes and the operators of complete options; passes on a piece go into the compiler.
+
+    The passes that operators ask for come last: they see what the others made of the graph.
+    """
+    choices = choose(settings.custom_ops, device)
+    passes = (*resolve_passes(settings.passes or ()), *operator_passes(choices))
     on_pieces = [one for one in passes if one.runs_on == PIECE]
     rewrite = PieceRewriting(on_pieces) if on_pieces else None
-    return select_compiler(settings.compiler, rewrite, autotune=bool(settings.autotune)), passes
+    operators = {name: choice.as_factor() for name, choice in choices.items()}
+    compiler = select_compiler(settings.compiler, rewrite, autotune=bool(settings.autotune))
+    return compiler, passes, operators
 
 
 def request_for(
@@ -76,10 +84,10 @@ def folder_request(
     `load_model` makes the model without its weights, on a cold start alone: what it imports, a warm one does without.
     """
     tools = toolchain(device)
-    compiler, passes = chosen(settings)
+    compiler, passes, operators = chosen(settings, device)
     identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
     version = {"name": compiler.name, "version": compiler.version}
-    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes))
+    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes), operators)
     return request_for(factors, lambda: _source(folder, dtype, device, load_model), settings, compiler, passes, tools)
 
 

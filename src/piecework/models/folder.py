@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,39 @@ class KvSite:
     num_kv_heads: int
     head_dim: int
     sliding_window: int = 0
+
+
+@dataclass(frozen=True)
+class StateSite:
+    """What one site remembers of a sequence, of one size however long the sequence."""
+
+    name: str
+    channels: int
+    width: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+
+
+Site = KvSite | StateSite
+
+
+def site_from(values: Mapping[str, Any]) -> Site:
+    """Read a site back from plain data."""
+    return KvSite(**values) if "num_kv_heads" in values else StateSite(**values)
+
+
+def paged_sites(sites: Iterable[Site], path: Path) -> tuple[KvSite, ...]:
+    """Return the sites of a model whose every state lies in pages, as an engine needs it that batches sequences."""
+    found = tuple(sites)
+    states = [site.name for site in found if isinstance(site, StateSite)]
+    if states:
+        raise ModelError(
+            f"`{path}` keeps a recurrent state at `{states[0]}`, which the engine does not batch",
+            hint="`piecework generate` serves it, one sequence at a time",
+            facts={"sites": states},
+        )
+    return tuple(site for site in found if isinstance(site, KvSite))
 
 
 @dataclass(frozen=True)

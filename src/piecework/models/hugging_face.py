@@ -18,7 +18,8 @@ from transformers import AutoConfig
 
 from piecework.errors import ModelError, OptionError, PieceworkError
 from piecework.models.conversion import weight_rules
-from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, open_folder
+from piecework.models.folder import MIN_ROWS, ModelFolder, Site, open_folder
+from piecework.models.mixers import swap_mixers
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
 from piecework.models.weight_files import has_weights, open_weights
 from piecework.models.weights import Expected, Expression, assign, load_weights
@@ -42,7 +43,7 @@ class LoadedModel:
     dtype: torch.dtype
     example_inputs: dict[str, Any]
     dynamic: Dynamic
-    sites: tuple[KvSite, ...]
+    sites: tuple[Site, ...]
     rules: Mapping[str, Expression]
     expected: Mapping[str, Expected]
 
@@ -97,10 +98,10 @@ def from_config(
 
 def _build(
     config: Any, folder: ModelFolder, dtype: torch.dtype, device: str | torch.device
-) -> tuple[Any, tuple[KvSite, ...]]:
+) -> tuple[Any, tuple[Site, ...]]:
     try:
         skeleton = build_skeleton(config, dtype=dtype, device=device)
-        return skeleton, find_sites(skeleton)
+        return skeleton, find_sites(skeleton, swap_mixers(skeleton))
     except PieceworkError:
         raise
     except Exception as error:  # the model library's own: of values that it read without looking at them

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from piecework.errors import ModelError, TraceError
 from piecework.models.experts import has_swappable_experts
-from piecework.models.folder import KvSite, refuse_config
+from piecework.models.folder import KvSite, Site, StateSite, refuse_config
 from piecework.models.interface import IMPLEMENTATION, PROBE, probing, register
 
 
@@ -35,8 +35,8 @@ def build_skeleton(config: Any, *, dtype: torch.dtype, device: str | torch.devic
     return model.eval().requires_grad_(False)
 
 
-def find_sites(model: Any) -> tuple[KvSite, ...]:
-    """Run the model on the meta device and see where it calls attention, and with what.
+def find_sites(model: Any, states: tuple[StateSite, ...] = ()) -> tuple[Site, ...]:
+    """Run the model on the meta device and see where it calls attention, and with what; `states` are known already.
 
     Raises ModelError where a layer keeps its state in another way, or where attention is not plain causal attention.
     """
@@ -54,7 +54,8 @@ def find_sites(model: Any) -> tuple[KvSite, ...]:
         raise _no_graph(kind, error) from error
     layers = config.get_text_config().num_hidden_layers
     names = [call.site for call in seen]
-    if len(set(names)) != len(names) or len(names) != layers:
+    served = {*names, *(state.name.removesuffix(".state") for state in states)}
+    if len(set(names)) != len(names) or len(served) != layers:
         raise ModelError(
             f"`{kind}` has {layers} layers and calls attention {len(names)} times through Transformers' interface",
             hint="each layer needs one call; layers that keep another state (convolutions, recurrences) are not served",
@@ -62,14 +63,14 @@ def find_sites(model: Any) -> tuple[KvSite, ...]:
         )
     sites = tuple(KvSite(call.site, call.num_kv_heads, call.head_dim, call.sliding_window) for call in seen)
     kinds = getattr(config, "layer_types", None) or []
-    for site, layer_kind in zip(sites, kinds, strict=False):
+    for site, layer_kind in zip(sites, kinds, strict=False) if not states else ():
         if (layer_kind == "sliding_attention") != bool(site.sliding_window):
             raise ModelError(
                 f"`{kind}` has a `{layer_kind}` at `{site.name}`, and hands it a window of {site.sliding_window}",
                 hint="its windows live in its masks alone, which Piecework's attention does not see",
                 facts={"site": site.name},
             )
-    return sites
+    return (*sites, *states)
 
 
 def _no_graph(kind: str, error: Exception) -> TraceError:

@@ -46,7 +46,8 @@ class Implementation:
     """One implementation of an operator, for some devices.
 
     `irreplaceable` says why the compiler cannot write it itself: it then stays on even where operators are off, for
-    the calls that it `serves`. `needs` names a package without which it is not at hand.
+    the calls that it `serves`. `needs` names a package without which it is not at hand. `sources` and `source_module`
+    are what else its result depends on.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Implementation:
     irreplaceable: str = ""
     serves: Callable[[Arguments], bool] = field(default=lambda arguments: True)
     sources: tuple[Body, ...] = ()
+    source_module: str = ""
 
     def is_at_hand(self, device: str) -> bool:
         """Tell whether it runs on a device here."""
@@ -128,6 +130,7 @@ def implement(
     irreplaceable: str = "",
     serves: Callable[[Arguments], bool] | None = None,
     sources: Sequence[Body] = (),
+    source_module: str = "",
     fakes: Mapping[str, Body] = MappingProxyType({}),
 ) -> Implementation:
     """Add an implementation of an operator, to be preferred to those that it has; `bodies` go by form.
@@ -155,6 +158,7 @@ def implement(
         irreplaceable,
         serves or (lambda arguments: True),
         tuple(sources),
+        source_module,
     )
     for each, body in bodies.items():
         form = known.form(each)

@@ -59,7 +59,17 @@ def quant_fp8_by_columns(x: Tensor, per_token: bool, group_size: int) -> tuple[T
         ->  [..., E], [..., N]  any    the scales' last dimension but one has stride 1
     """
     quantised, scale = quant_fp8_dynamic_reference(x, per_token, group_size)
-    return quantised.contiguous(), scale.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if x.dim() > 1:
+        scale = scale.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return quantised.contiguous(), scale
+
+
+def _by_columns_fake(x: Tensor, per_token: bool, group_size: int) -> tuple[Tensor, Tensor]:
+    count = x.shape[-1] // group_size
+    shape = (count,) if x.dim() == 1 else (*x.shape[:-2], count, x.shape[-2])
+    scale = x.new_empty(shape, dtype=torch.float32)
+    quantised = torch.empty(x.shape, dtype=FP8, device=x.device)
+    return quantised, scale if x.dim() == 1 else scale.transpose(-1, -2)
 
 
 implement(
@@ -70,7 +80,7 @@ implement(
     "inside a piece is the compiler's to choose",
     serves=lambda arguments: bool(arguments.get("group_size")),
     sources=(quant_fp8_dynamic_reference,),
-    fakes={"quant_fp8_dynamic": quant_fp8_by_columns},
+    fakes={"quant_fp8_dynamic": _by_columns_fake},
 )
 
 

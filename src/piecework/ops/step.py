@@ -28,6 +28,16 @@ Hook = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
+class RowSpan:
+    """One sequence's rows of a step, the position in its sequence of the first, and the slot of its state."""
+
+    first: int
+    last: int
+    start: int
+    slot: int
+
+
+@dataclass(frozen=True)
 class Step:
     """One pass over flat tokens: which rows belong to which sequence, and where their keys and values live.
 
@@ -36,6 +46,7 @@ class Step:
         query_starts      [B+1]   i32  rows query_starts[b] to query_starts[b+1] belong to sequence b
         sequence_lengths  [B]     i32  tokens of each sequence once this step is done
         page_table        [B, M]  i32  the pages of each sequence, in order; unused places hold anything
+        state_slots       [B]     i32  where each sequence's recurrent state lies; None: sequence b has slot b
 
     `num_tokens` is the true count of rows: rows from there on are padding. `sites` holds what each site's body works
     on: a `PagedCache` (or its bare tensor) for our own operators, any object for a user's.
@@ -50,6 +61,7 @@ class Step:
     before: tuple[Hook, ...] = ()
     after: tuple[Hook, ...] = ()
     backend: AttentionBackend = field(default_factory=ReferenceAttention)
+    state_slots: Tensor | None = None
 
     @classmethod
     def from_lists(
@@ -64,6 +76,7 @@ class Step:
         device: str | torch.device = "cpu",
         before: tuple[Hook, ...] = (),
         after: tuple[Hook, ...] = (),
+        state_slots: Sequence[int] | None = None,
     ) -> Step:
         """Make a step from host integers, padding the slots to `num_padded` rows."""
         padding = [-1] * max(0, num_padded - len(slots))
@@ -82,6 +95,7 @@ class Step:
             sites=sites,
             before=before,
             after=after,
+            state_slots=None if state_slots is None else as_tensor(state_slots),
         )
 
     @cached_property
@@ -103,6 +117,16 @@ class Step:
             )
             self._layouts[page_size] = found
         return found
+
+    @cached_property
+    def row_spans(self) -> tuple[RowSpan, ...]:
+        """The rows of each sequence on the host, for bodies that keep no pages: once a step."""
+        starts, lengths = self.query_starts.tolist(), self.sequence_lengths.tolist()
+        slots = range(len(lengths)) if self.state_slots is None else self.state_slots.tolist()
+        return tuple(
+            RowSpan(starts[b], starts[b + 1], lengths[b] - (starts[b + 1] - starts[b]), slots[b])
+            for b in range(len(lengths))
+        )
 
     def state(self, op: str, site: str) -> Any:
         """Return what the step holds for one site, or say which sites it does hold."""

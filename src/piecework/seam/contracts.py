@@ -220,7 +220,7 @@ def unused_calls(graph: fx.Graph, kept: Collection[fx.Node]) -> Iterator[str]:
         if isinstance(target, torch._ops.OpOverloadPacket) and len(target.overloads()) == 1:
             target = getattr(target, target.overloads()[0])
         is_call = node.op == "call_function"
-        return bool(mutated_arguments(node)) or (is_call and is_impure(target, args=node.args, kwargs=node.kwargs))
+        return bool(mutated_arguments(node)) or (is_call and is_impure(target, args=node.args, kwargs=node.kwargs))  # type: ignore[arg-type]
 
     waiting = [node for node in graph.nodes if node.op == "output" or node in kept or declares_effect(node)]
     needed = set(waiting)

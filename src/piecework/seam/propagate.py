@@ -34,7 +34,7 @@ def as_traced(graph: fx.Graph) -> Iterator[None]:
 
     mode = fake_mode_of(graph)
     # As in a trace: no size is taken for 1 or for other than 1 by torch itself.
-    with torch.no_grad(), _config.patch(backed_size_oblivious=True), mode or nullcontext():
+    with torch.no_grad(), _config.patch(backed_size_oblivious=True), mode or nullcontext():  # type: ignore[attr-defined]
         yield
 
 

@@ -12,7 +12,7 @@ from piecework.passes import apply_passes
 from piecework.values.artifact import Compiler
 from piecework.values.graph import PIECE as PIECE_REGION
 from piecework.values.graph import Plan, Region, TracedGraph
-from piecework.values.rewriting import PIECE, GraphPass, PassReport
+from piecework.values.rewriting import PIECE, GraphPass, PassReport, PassStep
 
 
 def rewrite(
@@ -27,7 +27,8 @@ def rewrite(
     Passes on a piece run inside the compiler; where it has no functional piece the report says that they do not run.
     """
     whole = [one for one in passes if one.runs_on != PIECE]
-    traced, steps = apply_passes(traced, whole)
+    traced, every = apply_passes(traced, whole)
+    steps = tuple(step for one, step in zip(whole, every, strict=True) if not one.is_quiet or _says_something(step))
     witness("passes", steps)
     for step in steps:
         observer(_event(step.report, step.start_ns, step.end_ns))
@@ -39,6 +40,10 @@ def rewrite(
     for report in skipped:
         observer(_event(report, 0, 0))
     return traced, [report.as_dict() for report in (*(step.report for step in steps), *skipped)]
+
+
+def _says_something(step: PassStep) -> bool:
+    return bool(step.report.matches or step.report.misses)
 
 
 def _event(report: PassReport, start_ns: int, end_ns: int) -> PassDone:

@@ -28,13 +28,14 @@ def program_factors(
     compiler: Mapping[str, str],
     toolchain: Mapping[str, str],
     passes: Sequence[Mapping[str, Any]] = (),
+    operators: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the factors by which a program record is looked up, under four heads."""
     return {
         "format": FORMAT,
         "environment": {},
         "config": {"model": dict(model), "inputs": pattern, "options": dict(options)},
-        "code": {"passes": [dict(one) for one in passes]},
+        "code": {"passes": [dict(one) for one in passes], "operators": dict(operators or {})},
         "compiler": {**compiler, **toolchain},
     }
 

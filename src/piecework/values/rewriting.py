@@ -42,7 +42,8 @@ class Rewritten:
 class GraphPass:
     """A function graph -> graph with what names it in keys: name, version, and a digest of a user's own source.
 
-    `expects_match` says that its author takes it for an error of the pattern if it matches nothing.
+    `expects_match` says that its author takes it for an error of the pattern if it matches nothing; an `is_quiet` pass
+    is told of only where it has something to say.
     """
 
     name: str
@@ -51,6 +52,7 @@ class GraphPass:
     function: Callable[[Any], Rewritten]
     expects_match: bool = False
     digest: str = ""
+    is_quiet: bool = False
 
     def as_factor(self) -> dict[str, Any]:
         """Return what enters keys."""
