@@ -192,6 +192,7 @@ def _build_side(
 
     traced, bounds = request.witness("traced", side.traced), hull(ranges)
     with phase(observer, "passes"):
+        traced = replace(traced, split_ops=split_ops)
         traced, reports = rewrite(traced, request.passes, request.compiler, observer, request.witness)
     with phase(observer, "split"):
         cut = request.witness("split", split(traced, split_ops, merge_consecutive=request.merge_consecutive))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from piecework.models.conversion import weight_rules
 from piecework.models.hugging_face import load_model
-from piecework.models.weights import open_weights
+from piecework.models.weight_files import open_weights
 from tiny_models import tiny_folder, tiny_model
 
 

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from piecework.errors import BindError
-from piecework.models.weights import Expected, assign, load_weights, open_weights, sources_of
+from piecework.models.weight_files import open_weights
+from piecework.models.weights import Expected, assign, load_weights, sources_of
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4), "e.0": torch.full((2,), 5.0)}
 

@@ -43,6 +43,7 @@ from piecework.values.arguments import (
 from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
 from piecework.values.key import program_factors
+from piecework.values.packing import part_specs
 from piecework.values.record import Record
 from piecework.values.rewriting import factors_of
 from piecework.values.signature import TensorSpec, parse_spec
@@ -166,13 +167,18 @@ def read_weights(
     """
     bindings = [b for one in every or (record,) for b in one.values.values()]
     wanted = [b for b in bindings if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])]
-    expected = {b["name"]: _expected(b["spec"]) for b in wanted}
+    expected: dict[str, Expected] = {}
+    for binding in wanted:
+        one = _expected(binding["spec"])
+        shapes = part_specs(binding) or {binding["name"]: one.shape}
+        expected |= {name: Expected(shape, one.dtype) for name, shape in shapes.items()}
     names = expected if cast else tuple(expected)
+    together = [tuple(part_specs(b)) for b in wanted if b.get("parts")]
     aliases = {alias: b["name"] for b in bindings for alias in b["aliases"]}
     rules: dict[str, Any] = dict(record.weight_rules)
     if isinstance(source, Mapping):
         rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
-    return load_weights(source, names, rules=rules, device=record.device)
+    return load_weights(source, names, rules=rules, device=record.device, together=together)
 
 
 def _expected(spec: str) -> Expected:

@@ -28,11 +28,18 @@ from piecework.store.protocol import KernelStore
 from piecework.values.artifact import TEXT, Artifact, Compiler, LoadedPiece
 from piecework.values.difference import Difference
 from piecework.values.graph import PIECE
+from piecework.values.packing import join, part_specs
 from piecework.values.record import Record
 from piecework.values.shapes import Box, box_for, format_box
 
 Make = Callable[[int, str, Box], Artifact]
 _STATIC = ("weight", "buffer", "constant")
+
+
+def _tensor(weights: Mapping[str, Tensor], binding: Mapping[str, Any]) -> Tensor:
+    parts = part_specs(binding)
+    return join([weights[part] for part in parts]) if parts else weights[binding["name"]]
+
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class Lockstep:
         self.text_program = self._bind_texts(weights, bodies)
         bound = self.text_program.bound
         assert bound is not None
-        self._static = {v: weights[b["name"]] for v, b in record.values.items() if b["kind"] in _STATIC}
+        self._static = {v: _tensor(weights, b) for v, b in record.values.items() if b["kind"] in _STATIC}
         runs = [
             partial(self._walk, bound_run(run, bound.outline()), box)
             for run, box in zip(bound.runs, bound.boxes, strict=True)

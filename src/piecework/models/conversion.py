@@ -23,7 +23,8 @@ from transformers.core_model_loading import (
 )
 
 from piecework.errors import BindError
-from piecework.models.weights import Expression, WeightSource, evaluate, sources_of
+from piecework.models.weight_files import WeightSource
+from piecework.models.weights import Expression, evaluate, sources_of
 
 
 def weight_rules(model: Any, source: WeightSource | None = None) -> dict[str, Expression]:

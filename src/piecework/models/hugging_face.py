@@ -20,7 +20,8 @@ from piecework.errors import ModelError, OptionError, PieceworkError
 from piecework.models.conversion import weight_rules
 from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, open_folder
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
-from piecework.models.weights import Expected, Expression, assign, has_weights, load_weights, open_weights
+from piecework.models.weight_files import has_weights, open_weights
+from piecework.models.weights import Expected, Expression, assign, load_weights
 from piecework.values.declaration import Dim, Dynamic
 
 EXAMPLE_TOKENS = 24

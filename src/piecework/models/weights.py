@@ -8,24 +8,22 @@ can carry them and a warm start needs no model library to follow them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from piecework.errors import BindError
+from piecework.models.weight_files import SafetensorsFiles, StateDict, WeightSource, open_weights
+from piecework.values.packing import allocate
 
 Expression: TypeAlias = "str | list[Any]"
 """A name, or `["stack" | "cat", dim, [expression, ...]]`, `["chunk", dim, index, count, expression]`,
 `["transpose", dim, dim, expression]`."""
 
 Rules: TypeAlias = Mapping[str, Expression]
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 
 class Expected(NamedTuple):
@@ -35,102 +33,20 @@ class Expected(NamedTuple):
     dtype: torch.dtype
 
 
-class WeightSource(Protocol):
-    """Where weights are read from."""
-
-    description: str
-
-    def names(self) -> frozenset[str]: ...
-
-    def read(self, name: str) -> Tensor: ...
-
-
-class StateDict:
-    """Weights that are in memory already."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.description = f"a state dict of {len(tensors)} tensors"
-        self._tensors = tensors
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._tensors)
-
-    def read(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        if not isinstance(tensor, Tensor) or tensor.is_meta:
-            kind = "tensor without values (meta)" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise BindError(
-                f"the weight `{name}` is a {kind}",
-                hint="give a state dict of loaded tensors, or the path of a safetensors file",
-                facts={"name": name},
-            )
-        return tensor.detach()
-
-
-class SafetensorsFiles:
-    """One safetensors file, or the shards of an index. Tensors are views of the mapped files: nothing is copied."""
-
-    def __init__(self, files: Mapping[str, Path], description: str) -> None:
-        self.description = description
-        self._files = files
-        self._handles: dict[Path, Any] = {}
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._files)
-
-    def read(self, name: str) -> Tensor:
-        path = self._files[name]
-        handle = self._handles.get(path)
-        if handle is None:
-            handle = self._handles[path] = _open_file(path)
-        try:
-            tensor: Tensor = handle.get_tensor(name)
-        except SafetensorError as error:
-            raise BindError(
-                f"`{path.name}` does not hold the weight `{name}` that the index says it holds: {error}",
-                hint="the index and the shards are of different checkpoints, or a shard is incomplete",
-                facts={"file": str(path), "name": name},
-            ) from error
-        return tensor
-
-
-def has_weights(folder: Path) -> bool:
-    """Tell whether a model folder holds weights at all."""
-    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
-
-
-def open_weights(source: str | Path | Mapping[str, Tensor]) -> WeightSource:
-    """Open a model folder, a safetensors file, an index file, or a state dict."""
-    if isinstance(source, Mapping):
-        return StateDict(source)
-    path = Path(source)
-    if path.is_dir():
-        single, index = path / SINGLE_FILE, path / INDEX_FILE
-        if index.is_file():
-            return _open_index(index)
-        if single.is_file():
-            return _open_single(single)
-        raise _no_weights(path)
-    if not path.is_file():
-        raise BindError(
-            f"there are no weights at `{path}`",
-            hint="name a model folder, a `.safetensors` file, or an index of shards",
-            facts={"path": str(path)},
-        )
-    return _open_index(path) if path.name.endswith(".json") else _open_single(path)
-
-
 def load_weights(
     source: str | Path | Mapping[str, Tensor] | WeightSource,
     names: Mapping[str, Expected | tuple[tuple[int, ...], torch.dtype]] | Iterable[str],
     *,
     rules: Rules | None = None,
     device: str | torch.device = "cpu",
+    together: Iterable[Sequence[str]] = (),
 ) -> dict[str, Tensor]:
     """Read the weights that are asked for, each by its own name or by its rule.
 
     Names that come to the same tensor share it. With shapes and dtypes given, each weight is checked, and cast where
-    both dtypes are floating. Raises BindError naming the weight, what was expected and what was found.
+    both dtypes are floating. Names of one group of `together` come to lie one after another in one new tensor, and no
+    page of the files that they were read from stays mapped. Raises BindError naming the weight, what was
+    expected and what was found.
     """
     opened = open_weights(source) if isinstance(source, str | Path | Mapping) else source
     expected = {name: Expected(*each) for name, each in names.items()} if isinstance(names, Mapping) else {}
@@ -138,7 +54,13 @@ def load_weights(
     rules = rules or {}
     made: dict[tuple[str, torch.dtype | None], Tensor] = {}
     loaded: dict[str, Tensor] = {}
+    if not isinstance(opened, StateDict):  # what is in memory already is joined where it lies
+        for group in together:
+            if not loaded.keys() & set(group):
+                loaded |= _load_together(group, rules, opened, expected, device)
     for name in names:
+        if name in loaded:
+            continue
         expression = _resolve(name, rules, known, opened)
         want = expected.get(name)
         at = (json.dumps(expression), want.dtype if want else None)
@@ -149,6 +71,20 @@ def load_weights(
             _fitted(name, made[at], want, opened)
         loaded[name] = made[at]
     return loaded
+
+
+def _load_together(
+    group: Sequence[str], rules: Rules, source: WeightSource, expected: Mapping[str, Expected], device: Any
+) -> dict[str, Tensor]:
+    """Read tensors into rows of one new tensor; a file that was mapped for it is let go of afterwards."""
+    fresh = source.reopened() if isinstance(source, SafetensorsFiles) else source
+    known = fresh.names()
+    parts = [(name, evaluate(_resolve(name, rules, known, fresh), fresh)) for name in group]
+    parts = [(name, _fitted(name, tensor, expected.get(name), fresh)) for name, tensor in parts]
+    views = allocate([tensor.shape[0] for _, tensor in parts], parts[0][1], parts[0][1].dtype, device)
+    for (_, tensor), view in zip(parts, views, strict=True):
+        view.copy_(tensor)
+    return dict(zip(group, views, strict=True))
 
 
 def sources_of(expression: Expression) -> list[str]:
@@ -247,53 +183,3 @@ def _fitted(name: str, tensor: Tensor, want: Expected | None, source: WeightSour
     return tensor.to(want.dtype)
 
 
-def _open_file(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except FileNotFoundError:
-        raise BindError(
-            f"the shard `{path.name}` that the index names is not in `{path.parent}`",
-            hint="fetch the whole checkpoint again",
-            facts={"file": str(path)},
-        ) from None
-    except (SafetensorError, OSError) as error:
-        raise BindError(
-            f"`{path.name}` cannot be read as safetensors: {error}",
-            hint="the file is damaged or cut short: fetch it again",
-            facts={"file": str(path)},
-        ) from error
-
-
-def _open_single(path: Path) -> SafetensorsFiles:
-    handle = _open_file(path)
-    opened = SafetensorsFiles(dict.fromkeys(handle.keys(), path), f"`{path.name}`")
-    opened._handles[path] = handle
-    return opened
-
-
-def _open_index(path: Path) -> SafetensorsFiles:
-    try:
-        weight_map = json.loads(path.read_text())["weight_map"]
-        files = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BindError(
-            f"`{path.name}` is no index of shards: {type(error).__name__}: {error}",
-            hint='an index is a JSON object with a "weight_map" from weight names to file names',
-            facts={"file": str(path)},
-        ) from error
-    outside = sorted({file for file in files.values() if Path(file).name != file})
-    if outside:
-        raise BindError(
-            f"`{path.name}` names the file `{outside[0]}`, which is not a plain file name",
-            hint="shards lie beside their index",
-            facts={"file": str(path), "names": outside},
-        )
-    return SafetensorsFiles({name: path.parent / file for name, file in files.items()}, f"`{path.name}`")
-
-
-def _no_weights(folder: Path) -> BindError:
-    others = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf"))
-    hint = f"the folder needs `{SINGLE_FILE}` or `{INDEX_FILE}`"
-    if others:
-        hint += f"; it has `{others[0]}`, which is not read: save it as safetensors first"
-    return BindError(f"there are no weights in `{folder}`", hint=hint, facts={"folder": str(folder)})

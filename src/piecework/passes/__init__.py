@@ -15,6 +15,7 @@ __all__ = ["BUILT_IN", "PieceRewriting", "apply_passes", "diff_of", "graph_pass"
 
 # Each pass by its name: the module in which the function of that name is declared one.
 BUILT_IN: dict[str, str] = {
+    "merge_linears": "piecework.passes.merge_linears",
     "no_ops": "piecework.passes.no_ops",
 }
 

@@ -6,7 +6,7 @@ Only what is new or reads something that changed is computed, so that a pass cos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,13 +30,12 @@ def fake_mode_of(graph: fx.Graph) -> Any:
 @contextmanager
 def as_traced(graph: fx.Graph) -> Iterator[None]:
     """Compute on the graph's own fake values inside the block, without gradients."""
+    from torch.fx.experimental import _config
+
     mode = fake_mode_of(graph)
-    with torch.no_grad():
-        if mode is None:
-            yield
-        else:
-            with mode:
-                yield
+    # As in a trace: no size is taken for 1 or for other than 1 by torch itself.
+    with torch.no_grad(), _config.patch(backed_size_oblivious=True), mode or nullcontext():
+        yield
 
 
 def count_conditions(graph: fx.Graph) -> int:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from piecework.errors import BindError
 from piecework.runtime.explain import Checked, Leaf
 from piecework.runtime.lazy_sizes import Loaded, OnDemand, add_sizes
 from piecework.runtime.program import Program
@@ -24,7 +23,8 @@ from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
 from piecework.values.declaration import registry
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
-from piecework.values.signature import TensorSpec, contiguous_stride, parse_spec
+from piecework.values.signature import parse_spec
+from piecework.values.static import static_values, weights_by_name
 from piecework.values.tree import render
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -46,7 +46,7 @@ def bind(
     Sizes that the record does not serve go to `elsewhere`, the program of its siblings. `on_demand` makes artifacts
     of single sizes when such a size is met.
     """
-    static = _static_values(record, weights)
+    static = static_values(record, weights)
     namespace = _namespace(record, bodies)
     source = _run_source(record, namespace)
     code = compile(source, f"<piecework program {key[:12]}>", "exec")
@@ -65,7 +65,7 @@ def bind(
         call,
         key=key,
         source=check_source + "\n\n" + source,
-        weights={n: static[v] for v, n in _static_names(record)},
+        weights=weights_by_name(record, static),
         elsewhere=elsewhere,
         bound=Bound(leaves, checked, runs, tuple(combinations(_ranges(record))), partial(_outline, record)),
     )
@@ -74,47 +74,6 @@ def bind(
 def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
     """Return each symbol's ranges, in the order of the symbols: the store sorts the names of a mapping."""
     return {s["name"]: tuple(map(parse_range, record.ranges[s["name"]])) for s in record.symbols}
-
-
-def _static_names(record: Record) -> Iterator[tuple[str, str]]:
-    for value, binding in record.values.items():
-        if binding["kind"] in ("weight", "buffer", "constant"):
-            yield value, binding["name"]
-
-
-def _static_values(record: Record, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for value, name in _static_names(record):
-        binding = record.values[value]
-        tensor = next((weights[n] for n in (name, *binding["aliases"]) if n in weights), None)
-        if tensor is None:
-            raise BindError(
-                f"{binding['kind']} `{name}` is not among the weights given",
-                hint="give every tensor that the program was traced with, by its qualified name",
-                facts={"name": name},
-            )
-        spec = parse_spec(binding["spec"])
-        assert isinstance(spec, TensorSpec)
-        _check_weight(name, spec, tensor)
-        found[value] = tensor.detach()
-    return found
-
-
-def _check_weight(name: str, spec: TensorSpec, tensor: torch.Tensor) -> None:
-    stride = spec.stride if spec.stride is not None else contiguous_stride(spec.shape)  # type: ignore[arg-type]
-    got = TensorSpec(
-        str(tensor.dtype).removeprefix("torch."),
-        tuple(tensor.shape),
-        None if tuple(tensor.stride()) == contiguous_stride(tensor.shape) else tuple(tensor.stride()),
-        tensor.device.type,
-    )
-    same = got.dtype == spec.dtype and got.shape == spec.shape and got.device == spec.device
-    if not same or (tuple(tensor.stride()) != stride and not (spec.stride is None and tensor.is_contiguous())):
-        raise BindError(
-            f"weight `{name}` is `{got}`, the program was compiled for `{spec}`",
-            hint="give the weights of the model that was compiled, in its dtype",
-            facts={"name": name, "expected": str(spec), "got": str(got)},
-        )
 
 
 def _namespace(record: Record, bodies: Mapping[str, Body]) -> dict[str, Any]:

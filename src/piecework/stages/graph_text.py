@@ -141,7 +141,10 @@ def _region(region: Mapping[str, Any], record: Record, calls: _OpaqueFunctions) 
 
 def _argument(name: str, record: Record) -> str:
     binding = record.values.get(name)
-    return f"weights[{binding['name']!r}]" if binding is not None and binding["kind"] in _STATIC else name
+    if binding is None or binding["kind"] not in _STATIC:
+        return name
+    parts = [f"weights[{part!r}]" for part, _ in binding.get("parts", ())]
+    return f"torch.cat([{', '.join(parts)}])" if parts else f"weights[{binding['name']!r}]"
 
 
 def _indent(text: str) -> str:

@@ -138,6 +138,7 @@ def _binding(binding: Any) -> dict[str, Any]:
         "spec": str(binding.spec),
         "aliases": list(binding.aliases),
         "persistent": binding.is_persistent,
+        **({"parts": [list(part) for part in binding.parts]} if binding.parts else {}),
     }
 
 

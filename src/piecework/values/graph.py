@@ -18,7 +18,8 @@ class Binding:
     """What one input of the graph is: a `symbol`, a user `input`, a `weight`, a `buffer` or a `constant`.
 
     `name` is the symbol's name, the input's path, or the tensor's qualified name; `aliases` are further
-    names of the same tensor (tied weights).
+    names of the same tensor (tied weights). `parts` are the names and rows of the tensors that lie one after
+    another in it, where a pass joined them.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class Binding:
     spec: Spec | None = None
     aliases: tuple[str, ...] = ()
     is_persistent: bool = True
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_static(self) -> bool:
@@ -63,7 +65,10 @@ class ShapeGuard:
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """One full graph; weights are inputs, sizes are symbols, the result's structure is data."""
+    """One full graph; weights are inputs, sizes are symbols, the result's structure is data.
+
+    `split_ops` are the operators that it will be cut at, for passes that must not reach across.
+    """
 
     graph: fx.Graph
     bindings: Mapping[str, Binding]
@@ -77,6 +82,7 @@ class TracedGraph:
     code: tuple[Any, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     containers: tuple[tuple[str, Any], ...] = ()
+    split_ops: frozenset[str] = frozenset()
 
 
 PIECE, OPAQUE, INLINE = "piece", "opaque", "inline"

@@ -26,6 +26,7 @@ from piecework.values.artifact import TEXT, Artifact, LoadedPiece
 from piecework.values.declaration import registry
 from piecework.values.difference import Difference
 from piecework.values.graph import Plan
+from piecework.values.packing import join
 from piecework.values.shapes import Box
 from piecework.values.verdict import FAILED, HELD, UNTRIED, Verdict
 
@@ -45,11 +46,14 @@ def own_weights(model: torch.nn.Module, device: str, plan: Plan, constants: Mapp
 
     def weights_of(number: int) -> Sequence[Tensor] | None:
         site = next(region for region in plan.regions if region.piece == number)
-        names = [plan.values[a].name for a in site.arguments if a in plan.values and plan.values[a].is_static]
-        found = [tensors[name].detach() for name in names if name in tensors]
+        static = [plan.values[a] for a in site.arguments if a in plan.values and plan.values[a].is_static]
+        names = [[name for name, _ in binding.parts] or [binding.name] for binding in static]
+        if not names or any(name not in tensors for each in names for name in each):
+            return None
+        found = [[tensors[name] for name in each] for each in names]
         # A fake tensor, or one on the meta device, holds nothing to compute with.
-        is_real = all(type(each) is Tensor and each.device.type == device for each in found)
-        return found if found and is_real and len(found) == len(names) else None
+        is_real = all(type(t.detach()) is Tensor and t.device.type == device for each in found for t in each)
+        return [join(each) if len(each) > 1 else each[0].detach() for each in found] if is_real else None
 
     return weights_of
 
