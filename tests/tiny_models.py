@@ -35,6 +35,10 @@ ARCHITECTURES = (
     "gpt_oss",
 )
 
+# How many sets of parallel linears three layers hold: q/k/v, and gate/up where a layer has them apart and no experts.
+MERGED = dict.fromkeys(ARCHITECTURES, 6) | dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), 3)
+MERGED |= dict.fromkeys(("gpt2", "gpt_neox", "phi3"), 0)
+
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

@@ -118,7 +118,9 @@ def _merge(group: Sequence[fx.Node], traced: TracedGraph, bindings: dict[str, Bi
         split = graph.call_function(torch.split, (product, rows, -1))
         items = [graph.call_function(operator.getitem, (split, index)) for index in range(len(group))]
         exact = [
-            graph.call_method("contiguous", (item,)) if _shows_strides(node, node) else item
+            graph.call_method("clone", (item,), {"memory_format": torch.contiguous_format})
+            if _shows_strides(node, node)
+            else item
             for node, item in zip(group, items, strict=True)
         ]
     for node, item in zip(group, exact, strict=True):

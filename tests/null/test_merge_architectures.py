@@ -1,0 +1,43 @@
+"""The sixteen architectures and the real model with and without rewritten graphs, both judged against float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import piecework as pw
+from piecework.engine.generate import allocate_caches, run_step
+from piecework.values.difference import compare
+from tiny_models import ARCHITECTURES, MERGED, tiny_folder, tiny_model
+
+PROMPT = list(range(5, 17))
+
+
+def logits_of(folder: Path, passes: tuple[str, ...]) -> tuple[Tensor, dict[str, int]]:
+    """Return the last row's logits of one step over the prompt, and how often each pass matched."""
+    options = pw.CompileOptions(compiler="eager", max_num_batched_tokens=16, ranges=((1, 16),), passes=passes)
+    model = pw.LLM(folder, options=options, store=pw.MemoryStore()).model
+    caches = allocate_caches(model.sites, num_pages=1, page_size=16, dtype=model.dtype)
+    assert model.record is not None
+    reports = {report["name"]: report["matches"] for report in model.record.notes.get("passes", ())}
+    return run_step(model.step, PROMPT, 0, caches), reports
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rewritten_and_unrewritten_graphs_are_held_to_float64(architecture: str, tmp_path: Path) -> None:
+    folder = tiny_folder(architecture, tmp_path)
+    plain, eager = tiny_model(architecture), tiny_model(architecture).double()
+    if architecture in ("mixtral", "qwen3_moe", "gpt_oss"):
+        eager.set_experts_implementation("eager")  # torch's grouped product knows no float64
+    with torch.no_grad():
+        ids = torch.tensor([PROMPT])
+        wanted, exact = (m(input_ids=ids, use_cache=False).logits[0, -1] for m in (plain, eager))
+    for passes in ((), ("no_ops",), ("merge_linears",), pw.DEFAULT_PASSES):
+        found, matches = logits_of(folder, passes)
+        difference = compare(f"{architecture} {passes}", found.to(wanted.dtype), wanted, exact)
+        assert not difference.is_fault, difference.fault
+        assert matches.get("merge_linears", MERGED[architecture]) == MERGED[architecture]
