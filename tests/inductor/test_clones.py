@@ -17,7 +17,13 @@ PAGES, WIDTH = 96, 24  # of the cache: sizes that nothing else in the model has
 
 _library = torch.library.Library("clones_test", "FRAGMENT")
 _library.define("write(Tensor rows, Tensor slots, Tensor(a!) cache) -> ()")
-_library.impl("write", lambda rows, slots, cache: cache.index_add_(0, slots, rows), "CPU")
+
+
+def _write(rows: Tensor, slots: Tensor, cache: Tensor) -> None:
+    cache.index_add_(0, slots, rows)
+
+
+_library.impl("write", _write, "CPU")
 torch.library.register_fake("clones_test::write", lambda rows, slots, cache: None, lib=_library)
 
 
@@ -71,7 +77,7 @@ def test_the_count_sees_a_copy() -> None:
 
     class Copies(nn.Module):
         def forward(self, x: Tensor, cache: Tensor) -> Tensor:
-            return (cache.sin() @ x.T).sum() + cache.sin().sort(0).values
+            return cache.sin() @ x.T
 
     store = pw.MemoryStore()
     options = pw.CompileOptions(compiler="inductor", ranges=((2, 32),), size_one=False, max_num_batched_tokens=32)

@@ -44,7 +44,7 @@ def test_nothing_is_found_where_nothing_is_wrong(model: Path) -> None:
     found = bisect_folder(model, PROMPT, options=OPTIONS, store=pw.MemoryStore(), max_tokens=4)
     data = found.as_dict()
     assert (data["stage"], len(found.tokens)) == (EQUAL, 4)
-    assert data["logits"] == {"largest_error": 0.0}
+    assert data["logits"]["largest_error"] < 1e-6  # linears that were merged add up in another order
     assert data["greedy"]["equal"] and data["sampling"] == {"equal_on_equal_logits": True, "equal_on_own_logits": True}
     assert finding_lines(found)[0] == "every stage gives what the model gives, within the tolerance"
 

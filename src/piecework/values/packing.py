@@ -24,7 +24,9 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
             return None
         place += part.numel()
     rows = sum(part.shape[0] for part in parts)
-    return first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+    # Not a view of the first part: one that was made in inference mode has none outside it.
+    found = torch.empty(0, dtype=first.dtype, device=first.device)
+    return found.set_(first.untyped_storage(), first.storage_offset(), (rows, *first.shape[1:]), first.stride())
 
 
 def allocate(sizes: Sequence[int], like: Tensor, dtype: torch.dtype, device: Any) -> tuple[Tensor, ...]:
@@ -50,14 +52,14 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     known = joined(parts)
     if known is not None:
         return known
-    views = allocate([part.shape[0] for part in parts], parts[0], parts[0].dtype, parts[0].device)
-    with torch.no_grad():
-        for part, view in zip(parts, views, strict=True):
+    first, sizes = parts[0], [part.shape[0] for part in parts]
+    # A parameter that was made in inference mode can be given nothing but a tensor that was made there as well.
+    with torch.inference_mode(first.is_inference()), torch.no_grad():
+        whole = torch.empty((sum(sizes), *first.shape[1:]), dtype=first.dtype, device=first.device)
+        for part, view in zip(parts, torch.split(whole, sizes), strict=True):
             view.copy_(part)
             part.data = view
-    found = joined(parts)
-    assert found is not None
-    return found
+    return whole
 
 
 def part_specs(binding: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
