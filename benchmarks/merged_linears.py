@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=12)
+    parser.add_argument("--place", default="", help="where stores are kept, so that a second run builds nothing")
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
     parser.add_argument("--merged", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "merged_linears.json")
@@ -92,7 +93,8 @@ def main() -> None:
     if given.store:
         print(json.dumps(steps(given.model, given.store, given.merged, given.repetitions)))
         return
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
+        place = given.place or temporary
         model = given.model or str(make_folder(pathlib.Path(place, "model"), given.layers))
         store = f"{place}/store"
         sides = {"plain": False, "merged": True}
@@ -102,6 +104,8 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, is_merged in sides.items():
                 runs[name].append(child(model, store, is_merged, given.repetitions))
+    if not given.rounds:
+        return
     medians = {name: {key: statistics.median(r[key] for r in each) for key in each[0]} for name, each in runs.items()}
     ratios = {key: medians["merged"][key] / medians["plain"][key] for key in medians["plain"]}
     body = {"model": given.model or f"random, {given.layers} layers", "figures": medians, "ratio": ratios}
