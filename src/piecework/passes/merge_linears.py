@@ -36,7 +36,7 @@ def merge_linears(traced: TracedGraph) -> Rewritten:
     static = set(_static_results(traced))
     written = {storage_of(a.meta.get("example_value")) for n in traced.graph.nodes for a in mutated_arguments(n)}
     for group in _parallel(traced):
-        fits = {}
+        fits: dict[object, list[fx.Node]] = {}
         for node in group:
             reason = _unfit(node, traced, static, written)
             if reason:
