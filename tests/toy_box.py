@@ -162,12 +162,17 @@ def start(one):
     model = make(**one.get("config", {}))
     import toybox.gates, toybox.mlp, toybox.model
     patch(model, one.get("patch", {}))
+    space = {"torch": torch, "pw": pw, "model": model, "tokens": tokens, "chosen": chosen, "sys": sys}
+    space["__name__"] = "__main__"
+    exec(one.get("run", ""), space)
+    model, tokens, options = space["model"], space["tokens"], pw.CompileOptions(**space["chosen"])
     if one.get("load"):
         program = pw.load(store, key=one["load"], weights=model.state_dict(), observer=seen)
     else:
         program = pw.compile(model, (tokens,), options=options, store=store, observer=seen)
     with torch.no_grad():
         got, wanted = program(tokens=tokens), model(tokens)
+    exec(one.get("undo", ""), space)
     return {
         "key": program.key,
         "compiled": [event.key for event in seen.of(events.ArtifactCompiled)],
@@ -244,8 +249,9 @@ def run_starts(
 ) -> Process:
     """Run starts of the package in `folder` one after another in a fresh process.
 
-    Each may say `config` (of the model), `options`, `patch` (a place to a value, or to source that makes it), or
-    `load` (a key, instead of compiling).
+    Each may say `config` (of the model), `options`, `patch` (a place to a value, or to source that makes it), `run`
+    and `undo` (source round the start, which may change `model`, `tokens` and `chosen`), or `load` (a key, instead of
+    compiling).
     """
     plan = {
         "store": str(store), "options": {"compiler": "eager"} | dict(options or {}), "read_only": read_only,

@@ -22,6 +22,7 @@ _PLACES = {
     "CapturedProgram": "piecework.runtime.replay",
     "DiskStore": "piecework.store.disk",
     "MemoryStore": "piecework.store.memory",
+    "VerifyingStore": "piecework.store.verifying",
     "compilable": "piecework.values.declaration",
     "split_op": "piecework.values.declaration",
     "graph_pass": "piecework.passes.declare",

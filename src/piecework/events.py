@@ -136,29 +136,33 @@ class PassDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordHit(Event):
-    """A program record was found and trusted; nothing is traced."""
+    """A program record was found and trusted; nothing is traced. `layer` is where: memory, disk or remote."""
 
     key: str
+    layer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMiss(Event):
-    """No program record could be used; `factors` names what differs from the nearest one."""
+    """No program record could be used; `factors` names what differs from the `nearest` one."""
 
     lookup: str
     reason: str
     factors: tuple[str, ...] = ()
+    nearest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactCompiled(Event):
-    """One piece was compiled for one range."""
+    """One piece was compiled for one range; `factors` names what differs from the `nearest` artifact of the piece."""
 
     piece: str
     range: str
     key: str
     compiler: str
     size_bytes: int
+    factors: tuple[str, ...] = ()
+    nearest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,15 +173,17 @@ class ArtifactLoaded(Event):
     range: str
     key: str
     size_bytes: int
+    layer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactReused(Event):
-    """An artifact needed now was in the store already, so the compiler did not run."""
+    """An artifact needed now was in a layer of the store already, so the compiler did not run."""
 
     piece: str
     range: str
     key: str
+    layer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from piecework.runtime.program import Program
 from piecework.seam.operators import resolve_bodies
 from piecework.stages.bind import bind
 from piecework.stages.evidence import collect, what_changed, why_stale
-from piecework.stages.find import deserves_more, find_record, require_modules, with_siblings
+from piecework.stages.find import deserves_more, find_record, moved, require_modules, with_siblings
 from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
 from piecework.store.protocol import PROGRAM, KernelStore
@@ -26,7 +26,7 @@ from piecework.values.artifact import Compiler
 from piecework.values.declaration import Dynamic
 from piecework.values.digest import digest_data
 from piecework.values.graph import OPAQUE, PIECE, Plan, SymbolSource, TracedGraph
-from piecework.values.key import key_of
+from piecework.values.key import factors_of_side, key_of
 from piecework.values.record import Record
 from piecework.values.rewriting import GraphPass
 from piecework.values.shapes import Range, boxes_of, clip, combinations, format_box, hull, symbol_ranges
@@ -59,7 +59,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be compiled, in plain values; `factors` name the program, `ranges` cut the first symbol's sizes."""
+    """What is to be compiled, in plain values; `factors` name the program, `ranges` cut the first symbol's sizes.
+
+    `environment` holds what changes code, `cpp_compiler` what builds kernels for a CPU, if any.
+    """
 
     factors: Mapping[str, Any]
     make_source: Callable[[], Source]
@@ -73,6 +76,8 @@ class Request:
     fall_back: Compiler
     toolchain: Mapping[str, str]
     passes: tuple[GraphPass, ...] = ()
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cpp_compiler: str = ""
     budget_s: float = 0.0
     threads: int = 1
     verify: bool = False
@@ -123,10 +128,10 @@ def find_or_build(
     request: Request, store: KernelStore, observer: Observer, *, model: torch.nn.Module | None = None
 ) -> tuple[str, Record]:
     """Return the record of a request and its key: the first in the store that nothing made stale, else a new one."""
+    group = key_of(request.factors)
+    known = set(store.list_records(PROGRAM, group))  # before the look: what comes while it is taken is news
     if (found := find(request, store, observer, model=model)) is not None:
         return found
-    group = key_of(request.factors)
-    known = set(store.list_records(PROGRAM, group))
     with store.single_flight(f"program-{group}", lambda: set(store.list_records(PROGRAM, group)) > known) as flight:
         if not flight.owned:
             found = find(request, store, observer, model=model)
@@ -141,6 +146,7 @@ def find(
     def stale(record: Record) -> str:
         found = (
             deserves_more(one, request.budget_s, request.verify)
+            or moved(one, request.cpp_compiler)
             or why_stale(one.sources, lambda one=one: store.read_blob(one.evidence), model)  # type: ignore[misc]
             for one in with_siblings(record, store)
         )
@@ -210,6 +216,7 @@ def _build_side(
     with phase(observer, "compile", f"{len(jobs)} artifacts"), naming_cuts(plan):
         parts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, observer,
+            environment=request.environment, cpp_compiler=request.cpp_compiler,
             budget_s=request.budget_s, threads=request.threads,
             check=(check := _check_of(request, source, traced, plan, store)),
         )  # fmt: skip
@@ -217,11 +224,12 @@ def _build_side(
         artifacts = assign(own, plan.regions, parts)
     with phase(observer, "record"):
         evidence = collect(traced.guards, traced.code, traced.constants)
-        factors = request.factors if side.bounds == bounds else _factors_of_side(request.factors, side, siblings)
+        where = "" if side.bounds == bounds else format_box(side.bounds)
+        factors = factors_of_side(request.factors, where, siblings)
         notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
         record = make_record(
             traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
-            proofs=side.proofs, bounds=bounds, siblings=siblings,
+            proofs=side.proofs, bounds=bounds, siblings=siblings, cpp_compiler=request.cpp_compiler,
         )  # fmt: skip
         key = f"{key_of(factors)}.{digest_data(record.as_dict())}"
         store.write_record(PROGRAM, key, record.as_dict())
@@ -236,13 +244,6 @@ def _check_of(request: Request, source: Source, traced: TracedGraph, plan: Plan,
     from piecework.stages.verify import Verification, own_weights
 
     return Verification(store.kernel_path, own_weights(source.model, source.device, plan, traced.constants))
-
-
-def _factors_of_side(factors: Mapping[str, Any], side: Side, siblings: Sequence[str]) -> Mapping[str, Any]:
-    """Name a side apart from its program: only the side that names the others is looked up like a whole one."""
-    if siblings:
-        return factors
-    return {**factors, "config": {**factors["config"], "side": format_box(side.bounds)}}
 
 
 def bind_record(

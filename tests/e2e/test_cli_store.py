@@ -65,7 +65,7 @@ def test_why_names_the_factor(store: Path, built: tuple[Path, list[str]]) -> Non
     found = on(store, "why", *built[1], "--json").document
     assert [each["factor"] for each in found] == ["config.options.single_sizes"]
     assert on(store, "why", *built[1]).out == "config.options.single_sizes: `[]` / `[8]`\n"
-    assert "no factor differs" in on(store, "why", built[1][0], built[1][0]).out
+    assert "nothing that a lookup compares differs" in on(store, "why", built[1][0], built[1][0]).out
 
 
 def test_stat_and_gc(store: Path) -> None:

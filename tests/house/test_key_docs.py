@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from house.source_tree import ROOT
+from piecework.seam.surroundings import surroundings
 from piecework.seam.toolchain import toolchain
 from piecework.values.key import artifact_factors, differing, key_of, program_factors
 
@@ -21,7 +22,7 @@ def factor_names() -> set[str]:
     artifact = artifact_factors("piece", "1..2", COMPILER, tools)
     program = program_factors({}, [], {}, COMPILER, tools)
     inner = {name for head in ("config", "code", "compiler") for name in program[head]}
-    return {*artifact, *program, *tools, *COMPILER, *inner}
+    return {*artifact, *program, *tools, *COMPILER, *inner, *surroundings("cpu", {})}
 
 
 def text_of_page() -> str:
@@ -45,10 +46,15 @@ def test_the_toolchain_holds_no_place(place: str) -> None:
     assert [value for value in toolchain("cpu").values() if place in value] == []
 
 
-@pytest.mark.parametrize("name", ["piece", "range", "compiler", "toolchain"])
+@pytest.mark.parametrize("name", ["piece", "range", "compiler", "toolchain", "environment"])
 def test_each_factor_moves_the_key(name: str) -> None:
-    given: dict[str, Any] = {"piece": "p", "box": "1..2", "compiler": COMPILER, "toolchain": {"torch": "2"}}
-    other = {"piece": "q", "range": "1..3", "compiler": {"name": "eager", "version": "2"}, "toolchain": {"torch": "3"}}
+    given: dict[str, Any] = {
+        "piece": "p", "box": "1..2", "compiler": COMPILER, "toolchain": {"torch": "2"}, "environment": {"modes": {}}
+    }  # fmt: skip
+    other = {
+        "piece": "q", "range": "1..3", "compiler": {"name": "eager", "version": "2"}, "toolchain": {"torch": "3"},
+        "environment": {"modes": {"mkldnn": "False"}},
+    }  # fmt: skip
     argument = "box" if name == "range" else name
     before = artifact_factors(**given)
     after = artifact_factors(**{**given, argument: other[name]})

@@ -201,6 +201,16 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
             use(DiskStore(tmp_path / "file"))
 
 
+def test_a_file_above_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    seen = Recorder()
+    store = DiskStore(tmp_path / "file" / "deep" / "store", observer=seen)
+    for use in (lambda: store.write_blob(b"x"), lambda: store.list_records("program", "ab"), store.check_writable):
+        with pytest.raises(StoreUnwritable, match=f"lies under `{tmp_path / 'file'}`, which is not a folder"):
+            use()
+    assert not seen.of(StoreWarning)
+
+
 def test_check_writable_leaves_nothing_behind(tmp_path: Path) -> None:
     DiskStore(tmp_path / "s").check_writable()
     assert sorted(os.listdir(tmp_path / "s")) == ["FORMAT", "staging"]

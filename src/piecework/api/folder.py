@@ -17,12 +17,14 @@ from piecework.api.location import locate
 from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
 from piecework.engine import requests
+from piecework.env import read_variables
 from piecework.errors import OptionError
 from piecework.events import Observer, Ready, phase
 from piecework.models.folder import ModelFolder, Site, open_folder, site_from
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, bind_record, start_from
 from piecework.runtime.program import Program
+from piecework.seam.surroundings import variables
 from piecework.stages.find import require_artifacts, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.record import Record
@@ -154,7 +156,8 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
 
 def folder_request(folder: ModelFolder, dtype: str, device: str, settings: CompileOptions) -> Request:
     """Return what is asked of the pipeline for a model folder under complete options."""
-    return requests.folder_request(folder, dtype, device, settings, _load_model)
+    given = read_variables((*variables(device), "CXX"))
+    return requests.folder_request(folder, dtype, device, settings, _load_model, given)
 
 
 def _load_model(*args: Any, **kwargs: Any) -> Any:

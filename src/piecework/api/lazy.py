@@ -57,6 +57,7 @@ class SizeCompiler:
         jobs = [Job(number, texts[number], text, box) for (number, text), box in boxes.items()]
         parts = compile_jobs(
             jobs, request.compiler, request.fall_back, request.toolchain, store, self._observer,
+            environment=request.environment, cpp_compiler=request.cpp_compiler,
             budget_s=request.budget_s, check=self._check(),
         )  # fmt: skip
         wanted = {place: each[0].key for place, each in parts.items() if len(each) == 1}

@@ -22,7 +22,8 @@ from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
 from piecework.api.live import evaluate_guards, refuse_direct, refuse_unbacked
 from piecework.api.stores import default_store, report_to_log
-from piecework.engine.requests import chosen, request_for
+from piecework.engine.requests import request_for
+from piecework.env import read_variables
 from piecework.errors import OptionError
 from piecework.events import Observer, Ready, phase
 from piecework.models.weights import Expected, load_weights
@@ -30,7 +31,7 @@ from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
-from piecework.seam.toolchain import toolchain
+from piecework.seam.surroundings import refuse_autocast, variables
 from piecework.stages.find import read_program, tell_fall_backs, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.arguments import (
@@ -42,10 +43,8 @@ from piecework.values.arguments import (
 )
 from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
-from piecework.values.key import program_factors
 from piecework.values.packing import part_specs
 from piecework.values.record import Record
-from piecework.values.rewriting import factors_of
 from piecework.values.signature import TensorSpec, parse_spec
 
 Bodies = Mapping[str, Callable[..., Any]]
@@ -111,13 +110,11 @@ def make_request(
     device = _device_of(model, arguments)
     if settings.evaluate_guards:
         refuse_unbacked(symbol_sources(dims))
-    tools = toolchain(device)
-    compiler, passes, operators = chosen(settings, device)
-    factors = program_factors(
-        describe_model(model), describe_pattern(arguments, dims), settings.keyed(),
-        {"name": compiler.name, "version": compiler.version}, tools, factors_of(passes), operators,
+    refuse_autocast(device)
+    return request_for(
+        describe_model(model), describe_pattern(arguments, dims), lambda: Source(model, example, rules, device),
+        settings, device, read_variables((*variables(device), "CXX")),
     )  # fmt: skip
-    return request_for(factors, lambda: Source(model, example, rules, device), settings, compiler, passes, tools)
 
 
 def load(

@@ -26,12 +26,14 @@ from piecework.engine.served import Served
 from piecework.engine.service import Report
 from piecework.engine.text import read_tokenizer
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
+from piecework.env import read_variables
 from piecework.errors import OptionError, PieceworkError
 from piecework.events import FallBack, Observer, phase
 from piecework.models.folder import ModelFolder, Site, open_folder, paged_sites, site_from
 from piecework.options import COMPILERS, NONE, STOCK, CompileOptions
 from piecework.pipeline import bind_record, find
 from piecework.runtime.program import Program
+from piecework.seam.surroundings import variables
 from piecework.stages.find import with_siblings
 from piecework.store.disk import DiskStore
 from piecework.store.protocol import ARTIFACT, KernelStore
@@ -131,6 +133,7 @@ class _Opening:
             options=plain_options(self.settings),
             store=str(shared.path),
             trust="any" if isinstance(shared.trust, AnyFiles) else "own",
+            variables=read_variables((*variables(self.device), "CXX")),
             nice=self.engine.compile_nice,
         )
         plan = Plan(

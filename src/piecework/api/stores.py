@@ -9,10 +9,20 @@ from typing import Any
 
 from piecework.env import Environment
 from piecework.errors import CorruptEntry, OptionError
-from piecework.events import ArtifactCompiled, FallBack, Observer, PassDone, Phase, RecordMiss, SplitDone, StoreWarning
+from piecework.events import (
+    ArtifactCompiled,
+    ArtifactReused,
+    FallBack,
+    Observer,
+    PassDone,
+    Phase,
+    RecordMiss,
+    SplitDone,
+    StoreWarning,
+)
 from piecework.stages.load import is_loadable
 from piecework.store.disk import DiskStore
-from piecework.store.layout import default_folder
+from piecework.store.layout import default_folder, is_remote, remote_folder
 from piecework.store.memory import MemoryStore
 from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
 from piecework.store.trust import AnyFiles, OwnFiles, Trust
@@ -26,9 +36,12 @@ def default_store(observer: Observer, *, strict: bool = False) -> KernelStore:
     environment = Environment.read()
     if environment.store == "memory":
         return MemoryStore()
-    folder = environment.store or default_folder(environment.xdg_cache_home, environment.home)
-    return DiskStore(
-        folder,
+    place = Path(environment.store)
+    if not environment.store or is_remote(environment.store):
+        usual = default_folder(environment.xdg_cache_home, environment.home)
+        place = remote_folder(environment.store, usual) if environment.store else usual
+    local = DiskStore(
+        place,
         observer=observer,
         strict=strict or environment.strict,
         read_only=environment.store_read_only,
@@ -36,6 +49,15 @@ def default_store(observer: Observer, *, strict: bool = False) -> KernelStore:
         trust=trust_of(environment.trust, environment.trusted_keys),
         checks=CHECKS,
     )
+    return with_remote(local, environment.store, observer) if is_remote(environment.store) else local
+
+
+def with_remote(local: DiskStore, url: str, observer: Observer) -> KernelStore:
+    """Put the remote of a URL behind a folder."""
+    from piecework.store.link import Link
+    from piecework.store.remote import RemoteStore
+
+    return RemoteStore(local, Link(url, observer=observer), observer=observer)
 
 
 def trust_of(policy: str, trusted_keys: str) -> Trust:
@@ -79,6 +101,7 @@ def report_to_log(event: Any) -> None:
             log.warning("store: `%s`: %s", event.path, event.reason)
         case RecordMiss():
             log.info("%sno stored program is used: %s", part, event.reason)
+            _tell_nearest(event)
         case Phase(name="trace"):
             log.info("%straced in %.1f s", part, event.elapsed_s)
         case PassDone() if event.note:
@@ -87,3 +110,11 @@ def report_to_log(event: Any) -> None:
             log.info("%s%d regions, %d distinct pieces", part, event.regions, event.distinct)
         case ArtifactCompiled():
             log.info("%scompiled %s for %s in %.1f s", part, event.piece, event.range, event.elapsed_s)
+            _tell_nearest(event)
+        case ArtifactReused():
+            log.info("%s%s for %s was in the store (%s)", part, event.piece, event.range, event.layer)
+
+
+def _tell_nearest(event: RecordMiss | ArtifactCompiled) -> None:
+    if event.nearest:
+        log.info("the nearest one, %s, differs in %s", event.nearest, "; ".join(event.factors))

@@ -198,6 +198,7 @@ def build(
     with starting(compile_flags, store_flags, watch_flags) as start:
         from piecework.api.folder import build_folder
         from piecework.store.disk import DiskStore
+        from piecework.store.layout import is_remote
 
         if isinstance(start.store, DiskStore):
             start.store.check_writable()
@@ -211,6 +212,10 @@ def build(
             offline=model_flags.offline,
             **altered_by(override),
         )
+        if is_remote(str(start.settings.store.store)):
+            from piecework.cli.store_remote import finish_writing
+
+            finish_writing(start.store)
         from piecework.diagnostics.explain import explain_record
         from piecework.events import phase
 

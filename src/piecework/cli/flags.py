@@ -101,7 +101,7 @@ class StoreFlags:
     """Where artifacts are kept."""
 
     store: Annotated[
-        str | None, flag(STORE_GROUP, "A folder, or the word memory; else PIECEWORK_STORE, else the cache folder.")
+        str | None, flag(STORE_GROUP, "A folder, a URL (s3://…), memory; else PIECEWORK_STORE, else the cache folder.")
     ] = None
     store_read_only: Annotated[bool | None, flag(STORE_GROUP, "Write nothing to the store.")] = None
     store_write_only: Annotated[bool | None, flag(STORE_GROUP, "Read nothing that was in the store before.")] = None

@@ -151,13 +151,18 @@ def _store(flags: StoreFlags, environment: Environment) -> tuple[StoreFlags, dic
 def open_store(settings: Settings, observer: Observer, checks: Mapping[str, RecordCheck] | None = None) -> KernelStore:
     """Open the store that the settings name; `checks` say what a record of each kind must hold."""
     from piecework.store.disk import DiskStore
+    from piecework.store.layout import default_folder, is_remote, remote_folder
     from piecework.store.memory import MemoryStore
 
     flags = settings.store
     if flags.store == "memory":
         return MemoryStore(observer=observer)
-    return DiskStore(
-        str(flags.store),
+    place = str(flags.store)
+    if is_remote(place):
+        environment = Environment.read()
+        place = str(remote_folder(place, default_folder(environment.xdg_cache_home, environment.home)))
+    local = DiskStore(
+        place,
         read_only=bool(flags.store_read_only),
         write_only=bool(flags.store_write_only),
         strict=settings.options.strict,
@@ -166,6 +171,12 @@ def open_store(settings: Settings, observer: Observer, checks: Mapping[str, Reco
         observer=observer,
         record_uses=True,
     )
+    if not is_remote(str(flags.store)):
+        return local
+    from piecework.store.link import Link
+    from piecework.store.remote import RemoteStore
+
+    return RemoteStore(local, Link(str(flags.store), observer=observer), observer=observer)
 
 
 def keys_file(flags: StoreFlags, environment: Environment) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -16,6 +16,10 @@ from piecework.cli.flags import (
 )
 from piecework.cli.output import date_text, print_json, size_text, table
 from piecework.cli.store_keys import keygen, open_folder, sign, trust
+from piecework.cli.store_remote import pull, push
+
+if TYPE_CHECKING:
+    from piecework.store.disk import DiskStore
 
 Key = Annotated[str, Parameter(name="KEY", help="A record's key, or as much of its beginning as names one.")]
 
@@ -26,6 +30,8 @@ def make_app() -> App:
     app.command(list_records, name="ls")
     for command in (show, stat, gc, verify, why, keygen, sign, trust):
         app.command(command)
+    for carry in (push, pull):
+        app.command(carry)
     app.command(export_file, name="export")
     app.command(import_file, name="import")
     return app
@@ -148,20 +154,47 @@ def parse_size(text: str) -> int:
 def verify(
     *,
     repair: Annotated[bool, Parameter(help="Move what is damaged to quarantine.", negative="")] = False,
+    recompile: Annotated[
+        bool, Parameter(help="Also compile each artifact of this toolchain again, and compare.", negative="")
+    ] = False,
     store_flags: StoreFlags = STORE_DEFAULTS,
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> int:
     """Read every entry as a start would, and list what would not be loaded; exit code 1 if anything is."""
     from piecework.store.inventory import verify as verify_store
 
-    faults = verify_store(open_folder(store_flags), repair=repair)
+    store = open_folder(store_flags)
+    faults = verify_store(store, repair=repair)
+    audit = _recompile(store) if recompile else {}
     if output.json:
-        print_json({"faults": [asdict(fault) for fault in faults], "repaired": repair})
+        print_json({"faults": [asdict(fault) for fault in faults], "repaired": repair, **audit})
     else:
         for fault in faults:
             print(f"{fault.path}: {fault.reason}")
         print(f"{len(faults)} damaged entries" if faults else "every entry is whole")
-    return 1 if faults and not repair else 0
+        _tell_audit(audit)
+    return 1 if (faults and not repair) or audit.get("differences") else 0
+
+
+def _recompile(store: DiskStore) -> dict[str, Any]:
+    from piecework.api.recompile import recompile
+
+    found = recompile(store)
+    return {
+        "compared": found.compared,
+        "differences": [asdict(each) for each in found.differences],
+        "skipped": found.skipped,
+    }
+
+
+def _tell_audit(audit: dict[str, Any]) -> None:
+    for each in audit.get("differences", ()):
+        print(f"{each['kind']} {each['key']}: {'; '.join(each['what'])}")
+    for key, reason in audit.get("skipped", {}).items():
+        print(f"not compared: {key[:20]}: {reason}")
+    if audit:
+        differ, skipped = len(audit["differences"]), len(audit["skipped"])
+        print(f"{audit['compared']} artifacts were compiled again, {differ} differ, {skipped} not compared")
 
 
 def why(
@@ -172,18 +205,18 @@ def why(
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> None:
     """Say in which factors two records differ, so that one is not found where the other is wanted."""
-    from piecework.store.inventory import find_differences, find_record
+    from piecework.store.inventory import find_differences, find_record, identity_of
 
     store = open_folder(store_flags)
-    records = [store.read_record(*find_record(store, key)) for key in (first, second)]
-    found = find_differences(records[0].get("factors", {}), records[1].get("factors", {}))
+    one, other = (identity_of(store, *find_record(store, key)) for key in (first, second))
+    found = find_differences(one, other)
     if output.json:
-        print_json([{"factor": path, "first": one, "second": other} for path, one, other in found])
+        print_json([{"factor": path, "first": left, "second": right} for path, left, right in found])
         return
-    for path, one, other in found:
-        print(f"{path}: `{one}` / `{other}`")
+    for path, left, right in found:
+        print(f"{path}: `{left}` / `{right}`")
     if not found:
-        print("no factor differs: the two were traced from other source or other values")
+        print("nothing that a lookup compares differs")
 
 
 def export_file(

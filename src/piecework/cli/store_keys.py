@@ -27,10 +27,16 @@ def open_folder(flags: StoreFlags) -> DiskStore:
     from piecework.env import Environment
     from piecework.errors import OptionError
     from piecework.store.disk import DiskStore
+    from piecework.store.layout import is_remote
 
     start_logging()
     settings = gather(CompileFlags(), flags, Environment.read())
     store = open_store(settings, ReportLines(str(settings.store.store)))
+    if is_remote(str(settings.store.store)):
+        raise OptionError(
+            f"`{settings.store.store}` is a remote store, and this command looks at a folder",
+            hint="`piecework store pull URL --store DIR` brings what is there into a folder",
+        )
     if not isinstance(store, DiskStore):
         raise OptionError("the store `memory` ends with its process", hint="name a folder: `--store DIR`")
     return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -86,7 +87,11 @@ class InductorCompiler:
         """Compile one piece for one box; output that our loader does not know becomes kind `torch`, with the reason.
 
         May be called from several threads: pieces are lowered one at a time, and their C++ is built side by side.
+        What code set in Inductor's own configuration is not seen: it would be in no key. `options` are.
         """
+        return contextvars.Context().run(self._compile, text, box)
+
+    def _compile(self, text: str, box: Box) -> Artifact:
         check_seam()
         with self._folder():
             try:

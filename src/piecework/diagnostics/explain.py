@@ -17,7 +17,7 @@ from piecework.pipeline import build
 from piecework.stages.evidence import why_stale
 from piecework.stages.find import find_record
 from piecework.store.memory import MemoryStore
-from piecework.store.protocol import ARTIFACT, Store
+from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import TEXT, Artifact
 from piecework.values.record import Record, decode_evidence
 from piecework.values.shapes import Box
@@ -44,7 +44,7 @@ def find_or_plan(
     dtype: str,
     device: str,
     options: CompileOptions,
-    store: Store,
+    store: SharedStore,
     observer: Observer,
     offline: bool,
 ) -> tuple[str, Record, Store]:

@@ -57,7 +57,7 @@ class ReportLines:
             case RecordMiss():
                 self._cold(event)
             case RecordHit():
-                self._tell(event, "found program %s", _short(event.key))
+                self._tell(event, "found program %s in the store (%s)", _short(event.key), event.layer)
             case Phase():
                 self._phase(event, start)
             case PassDone():
@@ -77,8 +77,10 @@ class ReportLines:
                     event, "Compiling a graph for compile range (%s, %s) takes %.2f s: %s, %s, %s",
                     low, high, event.elapsed_s, event.piece, event.range, event.compiler,
                 )  # fmt: skip
+                self._nearest(event)
             case ArtifactReused():
                 start.reused += 1
+                self._tell(event, "%s, %s, was in the store (%s)", event.piece, event.range, event.layer)
             case ArtifactLoaded():
                 start.loaded += 1
             case Captured():
@@ -103,8 +105,11 @@ class ReportLines:
         self._starts[event.part] = _Start()
         self._tell(event, "Using cache directory: %s", self.place)
         self._tell(event, "no stored program is used: %s", event.reason)
+        self._nearest(event)
+
+    def _nearest(self, event: RecordMiss | ArtifactCompiled) -> None:
         for factor in event.factors:
-            self._tell(event, "the nearest one differs in %s", factor)
+            self._tell(event, "the nearest one, %s, differs in %s", event.nearest, factor)
 
     def _phase(self, event: Phase, start: _Start) -> None:
         if event.name in _COLD:

@@ -1,8 +1,8 @@
 """Compile a model folder into a store, and say under which key: `python -m piecework.engine.compile_process`.
 
-A server runs this beside itself. It reads one line of JSON (folder, dtype, device, options, store, trust) and writes
-lines of JSON: how far it is, then `key` or `error`. Weights never travel: the trace needs their shapes alone. When what
-started it goes away, its standard input ends, and so does it.
+A server runs this beside itself. It reads one line of JSON (folder, dtype, device, options, store, trust, variables)
+and writes lines of JSON: how far it is, then `key` or `error`. Weights never travel: the trace needs their shapes
+alone. When what started it goes away, its standard input ends, and so does it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def compile_folder(job: Mapping[str, Any], tell: Tell) -> str:
         require_artifacts(record, store)
         return key
 
-    request = folder_request(folder, job["dtype"], job["device"], settings, load_model)
+    request = folder_request(folder, job["dtype"], job["device"], settings, load_model, job.get("variables", {}))
     key = start_from(request, finish, store, observe)
     if store.kept_in_memory:
         raise StoreUnwritable(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 MODULE = "piecework.engine.compile_process"
@@ -25,6 +25,7 @@ class Job:
     options: Mapping[str, Any]
     store: str
     trust: str = "own"
+    variables: Mapping[str, str] = field(default_factory=dict)
     nice: int = 10
 
     def line(self) -> bytes:

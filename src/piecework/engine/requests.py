@@ -13,7 +13,8 @@ from piecework.options import TRACE_ONCE, CompileOptions
 from piecework.passes import PieceRewriting, resolve_passes
 from piecework.passes.operators import operator_passes
 from piecework.pipeline import Request, Source
-from piecework.seam.toolchain import toolchain
+from piecework.seam.surroundings import surroundings
+from piecework.seam.toolchain import cpp_compiler, toolchain
 from piecework.values.artifact import Compiler
 from piecework.values.digest import digest_data
 from piecework.values.key import program_factors
@@ -41,15 +42,37 @@ def chosen(settings: CompileOptions, device: str) -> tuple[Compiler, tuple[Graph
     return compiler, passes, operators
 
 
+def surroundings_of(
+    device: str, compiler: str, given: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, dict[str, str]], str]:
+    """Return the factors of toolchain and environment, and the C++ compiler where a compiler of that name uses one.
+
+    `given` are the variables of `seam.surroundings.variables` that are set, and CXX.
+    """
+    tools = toolchain(device)
+    around = surroundings(device, {name: value for name, value in given.items() if name != "CXX"})
+    builds_cpp = compiler == "inductor" and tools["device"] == "cpu"
+    return tools, around, cpp_compiler(given.get("CXX", "")) if builds_cpp else ""
+
+
 def request_for(
-    factors: Mapping[str, Any],
+    model: Mapping[str, Any],
+    inputs: Any,
     make_source: Callable[[], Source],
     settings: CompileOptions,
-    compiler: Compiler,
-    passes: tuple[GraphPass, ...],
-    tools: Mapping[str, str],
+    device: str,
+    given: Mapping[str, str],
 ) -> Request:
-    """Return the request of a source under complete options."""
+    """Return the request of a source under complete options; `model` and `inputs` name them in the key.
+
+    `given` are the environment variables that count, with their values.
+    """
+    compiler, passes, operators = chosen(settings, device)
+    version = {"name": compiler.name, "version": compiler.version}
+    tools, around, cpp = surroundings_of(device, compiler.name, given)
+    factors = program_factors(
+        model, inputs, settings.keyed(), version, tools, factors_of(passes), operators, around
+    )
     whole = settings.mode == TRACE_ONCE
     return Request(
         factors=factors,
@@ -64,6 +87,8 @@ def request_for(
         fall_back=EagerCompiler(),
         toolchain=tools,
         passes=passes,
+        environment=around,
+        cpp_compiler=cpp,
         budget_s=settings.compile_budget_s,
         threads=settings.compile_threads,
         verify=settings.verify,
@@ -77,18 +102,20 @@ def _ranges(settings: CompileOptions) -> tuple[Range, ...]:
 
 
 def folder_request(
-    folder: ModelFolder, dtype: str, device: str, settings: CompileOptions, load_model: LoadModel
+    folder: ModelFolder,
+    dtype: str,
+    device: str,
+    settings: CompileOptions,
+    load_model: LoadModel,
+    given: Mapping[str, str],
 ) -> Request:
     """Return what is asked of the pipeline for a model folder under complete options.
 
     `load_model` makes the model without its weights, on a cold start alone: what it imports, a warm one does without.
     """
-    tools = toolchain(device)
-    compiler, passes, operators = chosen(settings, device)
     identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
-    version = {"name": compiler.name, "version": compiler.version}
-    factors = program_factors(identity, CONVENTION, settings.keyed(), version, tools, factors_of(passes), operators)
-    return request_for(factors, lambda: _source(folder, dtype, device, load_model), settings, compiler, passes, tools)
+    make = lambda: _source(folder, dtype, device, load_model)  # noqa: E731
+    return request_for(identity, CONVENTION, make, settings, device, given)
 
 
 def _source(folder: ModelFolder, dtype: str, device: str, load_model: LoadModel) -> Source:

@@ -1,14 +1,16 @@
-"""The bodies of opaque operators: what a bound program calls directly, not through the dispatcher."""
+"""Operators that are not torch's own: their bodies, which a bound program calls directly, and their declarations."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from piecework.errors import BindError
+from piecework.errors import BindError, TraceError
 from piecework.seam.names import find
 from piecework.values.declaration import registry
+from piecework.values.digest import digest_code, digest_text
 from piecework.values.record import Record
 
 
@@ -45,3 +47,41 @@ def _dispatched(name: str) -> Callable[..., Any]:
             hint="import the module that registers it, or hand its body in by `ops=`",
             facts={"operator": name},
         ) from error
+
+
+def declaration_digest(name: str) -> str:
+    """Return the digest of what a trace is told of an operator: schema, the fake's code, hidden state; "" if torch's.
+
+    The body is not among it: it is called, not traced.
+    """
+    short = name.partition(".")[0]
+    entry = importlib.import_module("torch._library.simple_registry").singleton.find(short)
+    fake = getattr(getattr(entry, "fake_impl", None), "kernel", None)
+    declared = registry.get(short)
+    if fake is None and declared is None:
+        return ""
+    packet: Any = find("torch.ops." + short.replace("::", "."))
+    schemas = sorted(str(getattr(packet, overload)._schema) for overload in packet.overloads())
+    state = (declared.writes, declared.reads) if declared is not None else ()
+    return digest_text(repr((schemas, _codes_of(getattr(fake, "func", None)), state)))
+
+
+def _codes_of(function: Any, depth: int = 0) -> list[str]:
+    """Return the digests of a function's code and of the functions that it holds, which a registration wraps it in."""
+    code = getattr(function, "__code__", None)
+    if code is None or depth > 4:
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell is not None]
+    return [digest_code(code), *(digest for held in cells for digest in _codes_of(held, depth + 1))]
+
+
+def changed_operators(declarations: Mapping[str, str]) -> str:
+    """Return the first operator that is declared otherwise than a trace saw it; one that is not here says nothing."""
+    for name, digest in declarations.items():
+        try:
+            now = declaration_digest(name)
+        except TraceError:
+            continue
+        if now and now != digest:
+            return f"operator `{name.partition('.')[0]}` is declared otherwise now"
+    return ""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
 from piecework.errors import OptionError
 from piecework.seam.probe import processor_flags
-from piecework.values.digest import digest_text
+from piecework.values.digest import digest_bytes, digest_text
 
 
 def toolchain(device: str) -> dict[str, str]:
@@ -39,3 +43,20 @@ def _release(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "absent"
+
+
+def cpp_compiler(named: str) -> str:
+    """Name the C++ compiler that builds kernels here: `named` (CXX), or the usual one; empty if there is none.
+
+    Its file's name and digest stand for its release, so that a warm start runs no program to learn it; a file of
+    another name may be a wrapper, and is asked.
+    """
+    command = named or ("clang++" if platform.system() == "Darwin" else "g++")
+    found = shutil.which(command)
+    if found is None:
+        return ""
+    file = Path(found).resolve()
+    if re.search(r"g\+\+|gcc|clang", file.name):
+        return f"{file.name} {digest_bytes(file.read_bytes())[:16]}"
+    done = subprocess.run([found, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    return done.stdout.partition("\n")[0].strip() or digest_bytes(file.read_bytes())[:16]

@@ -31,6 +31,7 @@ from piecework.seam.torch_trace import traced_as_subject
 from piecework.span_events import waiting
 from piecework.spans import carry, spanning
 from piecework.store.artifacts import read_artifact, write_artifact
+from piecework.store.nearest import Neighbours
 from piecework.store.protocol import ARTIFACT, SharedStore, Store
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
@@ -63,6 +64,8 @@ class Line:
     toolchain: Mapping[str, str]
     store: SharedStore
     observer: Observer
+    neighbours: Neighbours
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     budget_s: float = 0.0
     check: Check = let_pass
     checking: Lock = field(default_factory=Lock)
@@ -76,6 +79,8 @@ def compile_jobs(
     store: SharedStore,
     observer: Observer,
     *,
+    environment: Mapping[str, Mapping[str, str]] | None = None,
+    cpp_compiler: str = "",
     budget_s: float = 0.0,
     threads: int = 1,
     check: Check = let_pass,
@@ -88,7 +93,9 @@ def compile_jobs(
     A box has one part, unless the compiler assumed more of the sizes than the box says: then the artifact serves the
     part where that holds, and what is left is compiled as boxes of its own.
     """
-    line = Line(compiler, fall_back, toolchain, store, observer, budget_s, check)
+    tools = {**toolchain, "cpp_compiler": cpp_compiler} if cpp_compiler else toolchain
+    near = Neighbours(store, ARTIFACT)
+    line = Line(compiler, fall_back, tools, store, observer, near, environment or {}, budget_s, check)
 
     def serve(job: Job) -> tuple[Part, ...]:
         return _serve(job, line)
@@ -118,7 +125,7 @@ def _serve(job: Job, line: Line) -> tuple[Part, ...]:
 
 def _ensure(job: Job, line: Line, may_cut: bool) -> Part:
     version = {"name": line.compiler.name, "version": line.compiler.version}
-    factors = artifact_factors(job.text, job.box_text, version, line.toolchain)
+    factors = artifact_factors(job.text, job.box_text, version, line.toolchain, line.environment)
     key = key_of(factors)
     stored = _stored_part(line, key, job, may_cut)
     if stored is None:
@@ -126,7 +133,8 @@ def _ensure(job: Job, line: Line, may_cut: bool) -> Part:
             stored = None if flight.owned else _stored_part(line, key, job, may_cut)
             if stored is None:
                 return _make(job, line, Part(job.box, key), factors, may_cut)
-    line.observer(ArtifactReused(piece=job.name, range=format_box(stored.box), key=key))
+    layer = line.store.layer_of(ARTIFACT, key)
+    line.observer(ArtifactReused(piece=job.name, range=format_box(stored.box), key=key, layer=layer))
     if line.check is not let_pass and "verified" not in line.store.read_record(ARTIFACT, key)["facts"]:
         _catch_up(job, line, stored, factors)
     return stored
@@ -143,13 +151,14 @@ def _catch_up(job: Job, line: Line, part: Part, factors: Mapping[str, Any]) -> N
 
 
 def _make(job: Job, line: Line, part: Part, factors: Mapping[str, Any], may_cut: bool) -> Part:
+    near = line.neighbours.nearest(factors, like={"piece": factors["piece"]})
     started = time.perf_counter_ns()
     with spanning(line.observer, f"{job.name} for {job.box_text}") as span:
         served, used, size_bytes = _make_part(job, line, part, factors, may_cut)
     line.observer(
         ArtifactCompiled(
             piece=job.name, range=format_box(served.box), key=part.key, compiler=used, size_bytes=size_bytes,
-            start_ns=started, span=span,
+            factors=near.differences, nearest=str(near) if near.key else "", start_ns=started, span=span,
         )  # fmt: skip
     )
     return served

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from piecework.errors import ArtifactMissing, BindError, CorruptEntry
 from piecework.events import FallBack, Observer, RecordHit, RecordMiss
-from piecework.store.protocol import ARTIFACT, PROGRAM, Store
+from piecework.seam.operators import changed_operators
+from piecework.store.nearest import Nearest, Neighbours
+from piecework.store.protocol import ARTIFACT, PROGRAM, SharedStore, Store
 from piecework.values.declaration import registry
-from piecework.values.key import differing, key_of
+from piecework.values.key import key_of
 from piecework.values.record import Record, record_from
 
 
 def find_record(
-    factors: Mapping[str, Any], store: Store, observer: Observer, why_stale: Callable[[Record], str]
+    factors: Mapping[str, Any], store: SharedStore, observer: Observer, why_stale: Callable[[Record], str]
 ) -> tuple[str, Record] | None:
     """Return the first candidate under the factors in which nothing is stale; say why not.
 
@@ -24,7 +26,7 @@ def find_record(
     """
     group = key_of(factors)
     reasons: list[str] = []
-    for key in store.list_records(PROGRAM, group):
+    for key in _candidates(store, group):
         try:
             record = record_from(store.read_record(PROGRAM, key))
             reason = _changed_split(record) or why_stale(record)
@@ -32,15 +34,26 @@ def find_record(
             reason = error.message
         else:
             if not reason:
-                observer(RecordHit(key=key))
+                observer(RecordHit(key=key, layer=store.layer_of(PROGRAM, key)))
                 tell_fall_backs(record, observer)
                 return key, record
         reasons.append(reason)
-    nearest = () if reasons else _nearest(factors, store)
+    near = Nearest() if reasons else Neighbours(store, PROGRAM).nearest(factors)
     observer(
-        RecordMiss(lookup=group, reason="; ".join(reasons) or "nothing is stored under these factors", factors=nearest)
+        RecordMiss(
+            lookup=group,
+            reason="; ".join(dict.fromkeys(reasons)) or "nothing is stored under these factors",
+            factors=near.differences,
+            nearest=str(near) if near.key else "",
+        )
     )
     return None
+
+
+def _candidates(store: SharedStore, group: str) -> Iterator[str]:
+    """Yield what is near first: a remote is not asked where something near serves."""
+    yield from store.list_records(PROGRAM, group)
+    yield from store.more_records(PROGRAM, group)
 
 
 def tell_fall_backs(record: Record, observer: Observer) -> None:
@@ -61,6 +74,16 @@ def deserves_more(record: Record, budget_s: float, is_verifying: bool) -> str:
     if is_verifying and record.notes.get("unverified"):
         return "its artifacts were compiled with `verify=False`, and now they are to be verified"
     return ""
+
+
+def moved(record: Record, cpp_compiler: str) -> str:
+    """Say that the C++ compiler, or an operator's declaration, is another one now; "" if neither.
+
+    A machine without a C++ compiler takes what any has built.
+    """
+    if cpp_compiler and record.cpp_compiler not in ("", cpp_compiler):
+        return f"the C++ compiler was `{record.cpp_compiler}` and is `{cpp_compiler}`"
+    return changed_operators(record.declarations)
 
 
 def _changed_split(record: Record) -> str:
@@ -88,20 +111,6 @@ def require_modules(record: Record) -> None:
                 else f"install the package that holds `{module}`, then import it",
                 facts={"operator": short, "module": module},
             )
-
-
-def _nearest(factors: Mapping[str, Any], store: Store) -> tuple[str, ...]:
-    """Return the factors in which the nearest other record differs."""
-    best: list[str] | None = None
-    for key in store.list_records(PROGRAM)[-50:]:
-        try:
-            other = store.read_record(PROGRAM, key)["factors"]
-        except (ArtifactMissing, CorruptEntry, KeyError):
-            continue
-        differs = differing(other, factors)
-        if best is None or len(differs) < len(best):
-            best = differs
-    return tuple(best or ())
 
 
 def read_program(key: str, store: Store) -> Record:

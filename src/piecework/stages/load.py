@@ -36,7 +36,8 @@ def _load(key: str, piece: str, number: int, box: str, store: KernelStore, obser
         loaded, size_bytes = _read(key, piece, number, store)
     observer(
         ArtifactLoaded(
-            piece=f"piece {number}", range=box, key=key, size_bytes=size_bytes, start_ns=start_ns, span=span
+            piece=f"piece {number}", range=box, key=key, size_bytes=size_bytes,
+            layer=store.layer_of(ARTIFACT, key), start_ns=start_ns, span=span,
         )  # fmt: skip
     )
     return loaded

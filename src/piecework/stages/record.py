@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 
 from piecework.seam.kinds import mutated_arguments
 from piecework.seam.names import module_of_operator
+from piecework.seam.operators import declaration_digest
 from piecework.store.protocol import Store
 from piecework.values.arguments import parameters_of
 from piecework.values.declaration import registry
@@ -60,6 +61,7 @@ def make_record(
     proofs: Sequence[Proof] = (),
     bounds: Mapping[str, Range] | None = None,
     siblings: Sequence[str] = (),
+    cpp_compiler: str = "",
 ) -> Record:
     """Write the blobs that a record refers to, and return the record.
 
@@ -88,6 +90,8 @@ def make_record(
         shape_guards=tuple(_condition(proof, evidence[1]) for proof in proofs),
         bounds={name: str(bound) for name, bound in (bounds or {}).items()},
         siblings=tuple(siblings),
+        declarations={name: digest for name in plan.operators if (digest := declaration_digest(name))},
+        cpp_compiler=cpp_compiler,
         containers=tuple([path, keys] for path, keys in traced.containers),
         weight_rules=dict(source.weight_rules),
         notes=dict(source.notes),

@@ -32,7 +32,7 @@ from piecework.store.layout import (
     use_parts,
 )
 from piecework.store.memory import MemoryStore
-from piecework.store.protocol import Flight, RecordCheck, never_done
+from piecework.store.protocol import DISK, MEMORY, Flight, RecordCheck, never_done
 from piecework.store.trust import OwnFiles, Trust
 from piecework.values.digest import digest_bytes
 
@@ -163,6 +163,10 @@ class DiskStore:
             return False
         return True
 
+    def layer_of(self, kind: str, key: str) -> str:
+        """Tell whether a record is on the disk or in this process alone."""
+        return MEMORY if self._memory.has_record(kind, key) else DISK
+
     def write_record(self, kind: str, key: str, record: Mapping[str, Any]) -> None:
         start_ns = time.perf_counter_ns()
         parts, body = record_parts(kind, key), encode_record(kind, key, record)
@@ -182,6 +186,17 @@ class DiskStore:
             return
         self._memory.delete_record(kind, key)
         self._written[kind, key] = digest_bytes(body)
+
+    def adopt(self, kind: str, key: str, record: Mapping[str, Any], signatures: bytes | None) -> None:
+        """Keep a record that was verified and trusted elsewhere, with its signatures."""
+        self.write_record(kind, key, record)
+        if signatures is not None and not self._memory.has_record(kind, key):
+            with suppress(OSError):
+                publish(self.path, signature_parts(kind, key), signatures)
+
+    def more_records(self, kind: str, group: str) -> list[str]:
+        """Return nothing: no layer lies behind the folder."""
+        return []
 
     def list_records(self, kind: str, group: str = "") -> list[str]:
         parts, prefix = kind_parts(kind), f"{group}." if group else ""

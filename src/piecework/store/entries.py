@@ -77,7 +77,7 @@ class Entries:
         body, status = self.read_body(parts, kind, key, own=own, quiet=quiet)
         try:
             record = decode_record(kind, key, body)
-            self._check(kind, record)
+            self.check(kind, record)
         except Damaged as error:
             self.reject(parts, str(error), status)
         return record, status.st_size
@@ -95,10 +95,15 @@ class Entries:
             self.reject(parts, str(error), status)
         if own is None or digest_bytes(body) != own:
             signatures = self.read_signatures(kind, key) if self.trust.needs_signature else None
-            self._vouched |= self.trust.check_record(kind, key, body, signatures)
+            self.vouch(kind, key, body, signatures)
         return body, status
 
-    def _check(self, kind: str, record: Record) -> None:
+    def vouch(self, kind: str, key: str, body: bytes, signatures: bytes | None) -> None:
+        """Let policy judge a record that comes from elsewhere; the blobs that its signer vouched for may be read."""
+        self._vouched |= self.trust.check_record(kind, key, body, signatures)
+
+    def check(self, kind: str, record: Record) -> None:
+        """Raise `Damaged` where a record lacks what those of its kind have."""
         check = self._checks.get(kind)
         if check is None:
             return
@@ -182,9 +187,11 @@ class Entries:
         """Raise unless the folder is trusted and of a format that this release knows; looked at once."""
         if self._is_checked:
             return
-        if os.path.lexists(self.root) and not self.root.is_dir():
+        there = next((path for path in (self.root, *self.root.parents) if os.path.lexists(path)), self.root)
+        if os.path.lexists(there) and not there.is_dir():
+            where = "" if there == self.root else f" lies under `{there}`, which"
             raise StoreUnwritable(
-                f"store `{self.root}` is not a folder",
+                f"store `{self.root}`{where} is not a folder",
                 hint="give a folder, which is made where there is none: `--store DIR`",
             )
         self.trust.check_folder(self.root)

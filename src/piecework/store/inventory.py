@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -31,6 +32,8 @@ from piecework.store.layout import (
     record_parts,
     signature_parts,
 )
+from piecework.store.protocol import PROGRAM
+from piecework.values.sources import readable_source
 
 Name = tuple[str, str]
 
@@ -213,6 +216,22 @@ def show(store: DiskStore, kind: str, key: str) -> dict[str, Any]:
 
 def _date(moment_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment_s))
+
+
+def identity_of(store: DiskStore, kind: str, key: str) -> dict[str, Any]:
+    """Return all that decides whether a record is found: its factors and, of a program, what its trace read."""
+    record = store.read_record(kind, key)
+    found = {**record.get("factors", {})}
+    if kind == PROGRAM:
+        evidence = json.loads(store.read_blob(record["evidence"]))
+        found["trace"] = {
+            "sources": {f"{each['package']}/{each['path']}": each["digest"] for each in record["sources"]},
+            "functions": {f"{each['module']}.{each['qualname']}": each["digest"] for each in evidence["code"]},
+            "values": {readable_source(each["source"]): each["value"] for each in evidence["facts"]},
+            "operators": record.get("declarations", {}),
+            "cpp_compiler": record.get("cpp_compiler", ""),
+        }
+    return found
 
 
 def find_differences(first: Any, second: Any, path: str = "") -> list[tuple[str, Any, Any]]:

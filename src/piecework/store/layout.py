@@ -115,6 +115,16 @@ def names_in(text: str) -> frozenset[str]:
     return frozenset(_STRINGS_IN_TEXT.findall(text)) | digests_in(text)
 
 
+def is_remote(place: str) -> bool:
+    """Tell whether a store is named by a URL, and not by a folder."""
+    return "://" in place
+
+
+def remote_folder(url: str, default: Path) -> Path:
+    """Return the folder that stands before a remote, beside the default store's."""
+    return default.parent / "remote" / digest_text(url.partition("?")[0].rstrip("/"))[:16]
+
+
 def default_folder(xdg_cache_home: str, home: str, platform: str = sys.platform) -> Path:
     """Return the store's folder under the platform's cache folder; relative variables are ignored, as XDG asks."""
     if os.path.isabs(xdg_cache_home):

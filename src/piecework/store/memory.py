@@ -17,7 +17,7 @@ from piecework.events import Observer, StoreRead, StoreWrite, ignore
 from piecework.store.envelope import decode_record, encode_record
 from piecework.store.kernels import MemoryKernels
 from piecework.store.layout import blob_parts, record_parts
-from piecework.store.protocol import Flight, never_done
+from piecework.store.protocol import MEMORY, Flight, never_done
 from piecework.values.digest import digest_bytes
 
 
@@ -79,6 +79,14 @@ class MemoryStore:
     def has_record(self, kind: str, key: str) -> bool:
         """Tell whether a record is kept here."""
         return (kind, key) in self._records
+
+    def layer_of(self, kind: str, key: str) -> str:
+        """Return the name of the one layer there is."""
+        return MEMORY
+
+    def more_records(self, kind: str, group: str) -> list[str]:
+        """Return nothing: no layer lies behind the memory."""
+        return []
 
     def list_records(self, kind: str, group: str = "") -> list[str]:
         prefix = f"{group}." if group else ""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 PROGRAM = "program"
 ARTIFACT = "artifact"
 PROBE = "probe"
+MEMORY, DISK, REMOTE = "memory", "disk", "remote"
 
 Record = Mapping[str, Any]
 
@@ -80,6 +81,12 @@ class SharedStore(Store, Protocol):
 
     def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
         """Keep a record, and all it refers to, from being evicted while the context is open."""
+
+    def more_records(self, kind: str, group: str) -> list[str]:
+        """Return the keys of a group that a layer further away has beside those of `list_records`; may take time."""
+
+    def layer_of(self, kind: str, key: str) -> str:
+        """Return which layer serves a record: `memory`, `disk` or `remote`."""
 
 
 class KernelStore(SharedStore, Protocol):

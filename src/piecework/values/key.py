@@ -10,10 +10,17 @@ from piecework.values.digest import digest_data, digest_text
 FORMAT = "1"
 
 
-def artifact_factors(piece: str, box: str, compiler: Mapping[str, str], toolchain: Mapping[str, str]) -> dict[str, Any]:
+def artifact_factors(
+    piece: str,
+    box: str,
+    compiler: Mapping[str, str],
+    toolchain: Mapping[str, str],
+    environment: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
     """Return the factors of one piece compiled for one box."""
     return {
         "format": FORMAT,
+        "environment": {name: dict(values) for name, values in (environment or {}).items()},
         "piece": digest_text(piece),
         "range": box,
         "compiler": dict(compiler),
@@ -29,15 +36,21 @@ def program_factors(
     toolchain: Mapping[str, str],
     passes: Sequence[Mapping[str, Any]] = (),
     operators: Mapping[str, str] | None = None,
+    environment: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Return the factors by which a program record is looked up, under four heads."""
     return {
         "format": FORMAT,
-        "environment": {},
+        "environment": {name: dict(values) for name, values in (environment or {}).items()},
         "config": {"model": dict(model), "inputs": pattern, "options": dict(options)},
         "code": {"passes": [dict(one) for one in passes], "operators": dict(operators or {})},
         "compiler": {**compiler, **toolchain},
     }
+
+
+def factors_of_side(factors: Mapping[str, Any], bounds: str, siblings: Sequence[str]) -> Mapping[str, Any]:
+    """Name a side (`bounds`; "" is no side) apart from its program: only the one that names others is looked up."""
+    return factors if siblings or not bounds else {**factors, "config": {**factors["config"], "side": bounds}}
 
 
 def key_of(factors: Mapping[str, Any]) -> str:

@@ -75,6 +75,8 @@ class Record:
     shape_guards: tuple[Mapping[str, Any], ...] = ()
     bounds: Mapping[str, str] = field(default_factory=dict)
     siblings: tuple[str, ...] = ()
+    declarations: Mapping[str, str] = field(default_factory=dict)
+    cpp_compiler: str = ""
     containers: tuple[Any, ...] = ()
     weight_rules: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)

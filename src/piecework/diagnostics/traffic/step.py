@@ -16,7 +16,7 @@ from piecework.events import Observer
 from piecework.models.folder import MIN_ROWS
 from piecework.options import CompileOptions
 from piecework.stages.find import with_siblings
-from piecework.store.protocol import Store
+from piecework.store.protocol import SharedStore, Store
 from piecework.values.record import Record
 from piecework.values.shapes import parse_range
 
@@ -67,7 +67,7 @@ def model_traffic(
     dtype: str,
     device: str,
     options: CompileOptions,
-    store: Store,
+    store: SharedStore,
     observer: Observer,
     offline: bool,
 ) -> Traffic:

@@ -1,0 +1,266 @@
+"""A folder with a remote behind it: read through it with verification, written back to it in the background.
+
+What the folder lacks is asked of the remote, compared like any entry, and kept in the folder; a program's record brings
+all that it refers to in three rounds. Whom to believe is the folder's policy, and `own` cannot be kept here: nobody can
+tell who wrote an object. Under `signed` nothing is written back, for what is made here is not signed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+from piecework.errors import ArtifactMissing, OptionError, StoreError
+from piecework.events import Observer, StoreRead, StoreWarning, ignore
+from piecework.store.disk import DiskStore
+from piecework.store.entries import FAULTS_OF_A_RECORD, MAXIMUM_BLOB_BYTES
+from piecework.store.envelope import (
+    MAXIMUM_RECORD_BYTES,
+    RECORD_WORD,
+    Damaged,
+    NewerFormat,
+    decode_record,
+    encode_record,
+    seal,
+    unseal,
+)
+from piecework.store.layout import (
+    RECORD_SUFFIX,
+    blob_parts,
+    digests_in,
+    fan_out,
+    is_digest,
+    record_parts,
+    signature_parts,
+)
+from piecework.store.link import Link
+from piecework.store.protocol import ARTIFACT, PROGRAM, REMOTE, Flight, never_done
+from piecework.store.trust import OWN
+from piecework.values.digest import digest_bytes
+
+INDEX, INDEX_WORD = "INDEX", "piecework-index"
+FLUSH_S = 10.0
+Name = tuple[str, str]
+
+
+class RemoteStore:
+    """Read through a folder to a remote, and write what is made here back to it unless `write_back` is false."""
+
+    def __init__(
+        self, local: DiskStore, link: Link, *, observer: Observer = ignore, write_back: bool = True
+    ) -> None:
+        if local.trust.name == OWN:
+            raise OptionError(
+                f"trust `own` cannot be kept with `{link.url}`: nobody can tell who wrote an object there",
+                hint="`--trust signed` with the keys of those who fill it, or `--trust any` if they may all run code "
+                "here; `piecework store push` needs neither",
+            )
+        self.local, self.link, self.observer = local, link, observer
+        self.writes_back = write_back and not (local.read_only or link.is_read_only or local.trust.needs_signature)
+        self._absent: set[str] = set()
+        self._fetched: set[Name] = set()
+        self._index: list[Name] | None = None
+        if self.writes_back:
+            atexit.register(self.flush)
+
+    def __repr__(self) -> str:
+        return f"RemoteStore({self.link.url!r}, {self.local!r})"
+
+    def __bool__(self) -> bool:
+        return True
+
+    # Blobs
+
+    def read_blob(self, digest: str) -> bytes:
+        try:
+            return self.local.read_blob(digest)
+        except ArtifactMissing:
+            if not self._bring_blobs([digest]):
+                raise
+        return self.local.read_blob(digest)
+
+    def has_blob(self, digest: str) -> bool:
+        return self.local.has_blob(digest) or bool(self._bring_blobs([digest]))
+
+    def write_blob(self, data: bytes) -> str:
+        digest = self.local.write_blob(data)
+        self._absent.discard("/".join(blob_parts(digest)))
+        if self.writes_back:
+            self.link.put_later("/".join(blob_parts(digest)), bytes(data))
+        return digest
+
+    def kernel_path(self, digest: str) -> Path:
+        self.has_blob(digest)
+        return self.local.kernel_path(digest)
+
+    def _bring_blobs(self, digests: Iterable[str]) -> int:
+        """Bring blobs from the remote into the folder; return how many came whole."""
+        paths = {"/".join(blob_parts(digest)): digest for digest in digests}
+        found = self._fetch(paths, MAXIMUM_BLOB_BYTES)
+        whole = 0
+        for path, data in found.items():
+            if digest_bytes(data) != paths[path]:
+                self._warn(path, "its digest is not the one it is named by; it was not read")
+                self._absent.add(path)
+                continue
+            self.local.write_blob(data)
+            self.observer(StoreRead(kind="blob", name=paths[path], size_bytes=len(data)))
+            whole += 1
+        return whole
+
+    # Records
+
+    def read_record(self, kind: str, key: str) -> dict[str, Any]:
+        try:
+            return self.local.read_record(kind, key)
+        except ArtifactMissing as error:
+            brought = self._bring_records([(kind, key)])
+            if not brought:
+                raise error from None
+        record = brought[kind, key]
+        if kind == PROGRAM:
+            self._bring_all(record)
+        return record
+
+    def write_record(self, kind: str, key: str, record: Mapping[str, Any]) -> None:
+        self.local.write_record(kind, key, record)
+        self._absent.discard("/".join(record_parts(kind, key)))
+        if self.writes_back:
+            self.link.put_later(
+                "/".join(record_parts(kind, key)), seal(RECORD_WORD, encode_record(kind, key, record))
+            )
+
+    def layer_of(self, kind: str, key: str) -> str:
+        """Tell whether a record came from the remote in this process, or was here."""
+        return REMOTE if (kind, key) in self._fetched else self.local.layer_of(kind, key)
+
+    def list_records(self, kind: str, group: str = "") -> list[str]:
+        return self.local.list_records(kind, group)
+
+    def more_records(self, kind: str, group: str) -> list[str]:
+        """Return the keys of a group that the remote has and the folder has not."""
+        known = set(self.local.list_records(kind, group))
+        folder = f"records/{kind}/{fan_out(group)}/"
+        listed = self.link.list(folder)
+        if listed is None:
+            keys = {key for of, key in self.read_index() if of == kind}
+        else:
+            files = {path.rpartition("/")[2] for path in listed if path.endswith(RECORD_SUFFIX)}
+            keys = {file.removesuffix(RECORD_SUFFIX) for file in files}
+        return sorted(key for key in keys - known if key.startswith(f"{group}.") and is_name(kind, key))
+
+    def read_index(self) -> list[Name]:
+        """Return the records that the remote's index names: for a remote that cannot be listed."""
+        if self._index is None:
+            data = self._fetch([INDEX], MAXIMUM_RECORD_BYTES).get(INDEX)
+            self._index = []
+            if data is not None:
+                try:
+                    self._index = [(str(kind), str(key)) for kind, key in json.loads(unseal(INDEX_WORD, data))]
+                except (Damaged, NewerFormat, ValueError, TypeError) as error:
+                    self._warn(INDEX, f"{error}; it was not read")
+        return self._index
+
+    def delete_record(self, kind: str, key: str) -> None:
+        self.local.delete_record(kind, key)
+
+    def _bring_all(self, record: Mapping[str, Any]) -> None:
+        """Bring all that a program refers to side by side: its artifacts' records, then every blob."""
+        lacking = [name for name in artifacts_of(record) if not self.local.has_record(*name)]
+        wanted = blobs_of(PROGRAM, record)
+        for found in self._bring_records(lacking).values():
+            wanted |= blobs_of(ARTIFACT, found)
+        self._bring_blobs(digest for digest in sorted(wanted) if not self.local.has_blob(digest))
+
+    def _bring_records(self, names: Iterable[Name]) -> dict[Name, dict[str, Any]]:
+        """Bring records from the remote into the folder, each verified and trusted; return those that came whole."""
+        places = {"/".join(record_parts(*name)): name for name in names if is_name(*name)}
+        signed = self.local.trust.needs_signature
+        beside = {path: "/".join(signature_parts(*name)) for path, name in places.items()} if signed else {}
+        found = self._fetch([*places, *beside.values()], MAXIMUM_RECORD_BYTES)
+        brought = {}
+        for path, (kind, key) in places.items():
+            data = found.get(path)
+            if data is None:
+                continue
+            signatures = found.get(beside.get(path, ""))
+            try:
+                body = unseal(RECORD_WORD, data)
+                self.local.entries.vouch(kind, key, body, signatures)
+                record = decode_record(kind, key, body)
+                self.local.entries.check(kind, record)
+            except (Damaged, NewerFormat) as error:
+                self._warn(path, f"{error}; it was not read")
+                self._absent.add(path)
+                continue
+            self.local.adopt(kind, key, record, signatures)
+            self.observer(StoreRead(kind=kind, name=key, size_bytes=len(data)))
+            self._fetched.add((kind, key))
+            brought[kind, key] = record
+        return brought
+
+    def _fetch(self, paths: Iterable[str], limit: int) -> dict[str, bytes]:
+        """Return what the remote has of `paths`; what it does not have is not asked for again."""
+        if self.local.write_only:
+            return {}
+        wanted = [path for path in paths if path not in self._absent]
+        found = self.link.fetch(wanted, limit) if wanted else {}
+        if not self.link.is_resting:
+            self._absent |= {path for path, data in found.items() if data is None}
+        return {path: data for path, data in found.items() if data is not None}
+
+    # Between processes
+
+    def single_flight(
+        self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0
+    ) -> AbstractContextManager[Flight]:
+        """Enter with the right to do the work once among the processes of this host."""
+        return self.local.single_flight(name, is_done, timeout_s)
+
+    def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
+        """Keep a record from being evicted from the folder."""
+        return self.local.hold(kind, key)
+
+    def flush(self, timeout_s: float = FLUSH_S) -> int:
+        """Wait for what is being written back, for so long at most; return how many objects are not written."""
+        return self.link.flush(timeout_s)
+
+    def _warn(self, path: str, reason: str) -> None:
+        self.observer(StoreWarning(path=f"{self.link.url}/{path}", reason=reason))
+
+
+def blobs_of(kind: str, record: Mapping[str, Any]) -> set[str]:
+    """Return the blobs that a record is read with; of a kind unknown here, whatever looks like one."""
+    found: list[Any] = []
+    with suppress(*FAULTS_OF_A_RECORD):  # what is wrong with a record is said by whoever reads it
+        found = _blobs_of(kind, record)
+    return {digest for digest in found if isinstance(digest, str) and is_digest(digest)}
+
+
+def _blobs_of(kind: str, record: Mapping[str, Any]) -> list[Any]:
+    if kind == PROGRAM:
+        return [record.get("evidence"), record.get("constants"), *(p.get("text") for p in record.get("pieces", ()))]
+    if kind == ARTIFACT:
+        return [record.get("text"), *record.get("kernels", {}).values()]
+    return list(digests_in(json.dumps(record)))
+
+
+def artifacts_of(record: Mapping[str, Any]) -> list[Name]:
+    """Return the artifacts that a program names."""
+    keys: set[Any] = set()
+    with suppress(*FAULTS_OF_A_RECORD):
+        keys = {key for piece in record.get("pieces", ()) for key in piece.get("artifacts", {}).values()}
+    return [(ARTIFACT, key) for key in sorted(key for key in keys if isinstance(key, str))]
+
+
+def is_name(kind: str, key: str) -> bool:
+    """Tell whether kind and key can name a record: a remote may say anything."""
+    try:
+        record_parts(kind, key)
+    except StoreError:
+        return False
+    return True
