@@ -72,7 +72,7 @@ def test_the_parts_are_there(missed: Missed, page: Page) -> None:
     assert "decode full 8 1" in text["capture"]
     assert "logical bytes of the traced graph: an explanatory model, not measured traffic" in text["traffic"]
     assert "Nothing was run beside its text" in text["verification"]
-    assert {"trace", "compile", "bind"} <= set(text["startup"].split())
+    assert {"trace", "dynamo", "compile", "capture"} <= set(text["startup"].split())
 
 
 def test_failures_come_first_and_are_counted(missed: Missed) -> None:

@@ -34,7 +34,7 @@ def steps() -> list[tuple[str, str, str]]:
 def pattern(printed: str) -> re.Pattern[str]:
     """Turn the page's output into a pattern: `…` in a line is any text, as a line any lines."""
     lines = [
-        r"(?:[^\n]*\n)*" if line == "…" else re.sub(" *… *", "[^\n]*", re.escape(line).replace("\\ ", " ")) + r"\n"
+        r"(?:[^\n]*\n)*" if line == "…" else re.escape(line).replace("…", "[^\n]*") + r"\n"
         for line in printed.splitlines()
     ]
     return re.compile("".join(lines))

@@ -72,14 +72,12 @@ def traffic(
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> None:
     """Show the bytes that a step moves, operator by operator and fused: a model that explains, no measurement."""
-    from piecework.cli.output import print_json
     from piecework.cli.start import starting
 
     with starting(compile_flags, store_flags) as start:
         from piecework.diagnostics.traffic.bandwidth import read_bandwidth
         from piecework.diagnostics.traffic.operators import OperatorCall, is_operator, read_shape, read_value
         from piecework.diagnostics.traffic.step import operator_traffic, step_sizes
-        from piecework.diagnostics.traffic.text import measured_lines, traffic_lines
 
         step = step_sizes(tokens, sequences, context)
         rate = read_bandwidth(bandwidth, model_flags.device) if bandwidth else 0.0
@@ -96,15 +94,24 @@ def traffic(
         else:
             _refuse_of_operator({"--shape": shape, "--value": value, "--beside": beside, "--profile": profile})
             found = _of_model(subject, step, model_flags, start)
-    if output.json:
-        extra: dict[str, object] = {"beside": neighbour.as_dict()} if neighbour is not None else {}
+    _print(subject, found, neighbour, measured, rate, as_json=output.json)
+
+
+def _print(
+    subject: str, found: Traffic, beside: Traffic | None, measured: Measured | None, rate: float, *, as_json: bool
+) -> None:
+    from piecework.cli.output import print_json
+    from piecework.diagnostics.traffic.text import measured_lines, traffic_lines
+
+    if as_json:
+        extra: dict[str, object] = {"beside": beside.as_dict()} if beside is not None else {}
         if measured is not None:
             extra["measured"] = asdict(measured)
         print_json({"subject": subject, **found.as_dict(), "bandwidth": rate, **extra})
-    else:
-        print("\n".join(traffic_lines(found, title=subject, beside=neighbour, bandwidth=rate)))
-        if measured is not None:
-            print("\n".join(measured_lines(measured)))
+        return
+    print("\n".join(traffic_lines(found, title=subject, beside=beside, bandwidth=rate)))
+    if measured is not None:
+        print("\n".join(measured_lines(measured)))
 
 
 def _measure(subject: str, call: OperatorCall, tokens: int) -> Measured:

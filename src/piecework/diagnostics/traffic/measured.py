@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from piecework.diagnostics.traffic.operators import OperatorCall, operator_at
@@ -64,6 +63,6 @@ def measure_calls(run: Callable[[], Any]) -> Measured:
     kernels = [
         Kernel(row.key, row.count / _CALLS, row.self_device_time_total / 1e6 / _CALLS)
         for row in profiler.key_averages()
-        if row.device_type == DeviceType.CUDA
+        if row.device_type.name == "CUDA"
     ]
     return Measured(tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)))
