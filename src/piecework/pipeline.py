@@ -188,8 +188,9 @@ def _build_side(
     store: KernelStore,
     observer: Observer,
 ) -> tuple[str, Record]:
-    from piecework.stages.compile import Job, compile_jobs, notes_of
+    from piecework.stages.compile import Job, compile_jobs
     from piecework.stages.graph_text import leave_graph
+    from piecework.stages.notes import notes_of
     from piecework.stages.record import make_record
     from piecework.stages.rewrite import naming_cuts, rewrite
     from piecework.stages.split import split

@@ -32,7 +32,7 @@ from piecework.span_events import waiting
 from piecework.spans import carry, spanning
 from piecework.store.artifacts import read_artifact, write_artifact
 from piecework.store.nearest import Neighbours
-from piecework.store.protocol import ARTIFACT, SharedStore, Store
+from piecework.store.protocol import ARTIFACT, SharedStore
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
 from piecework.values.key import artifact_factors, key_of
@@ -269,23 +269,6 @@ def _within(budget_s: float, work: Callable[[], Artifact]) -> Artifact:
 
     threading.Thread(target=carry(run), name="piecework-compile", daemon=True).start()
     return outcome.result(timeout=budget_s)
-
-
-def notes_of(artifacts: Mapping[tuple[int, str], str], store: Store, check: Check) -> dict[str, Any]:
-    """Return what the record that names the artifacts tells of them: what fell back, and that none was tried."""
-    lost = fallen(artifacts, store)
-    return ({"fall_backs": lost} if lost else {}) | ({"unverified": True} if check is let_pass else {})
-
-
-def fallen(artifacts: Mapping[tuple[int, str], str], store: Store) -> list[dict[str, Any]]:
-    """Return what runs otherwise than the compiler was asked for, and why, for the record that names the artifacts."""
-    found = []
-    for (number, box), key in artifacts.items():
-        facts = store.read_record(ARTIFACT, key)["facts"]
-        if facts.get("fall_back"):
-            what = f"piece {number} at {box} runs otherwise than asked for"
-            found.append({"what": what, "reason": str(facts["fall_back"]), "budget_s": facts.get("budget_s", 0)})
-    return found
 
 
 def _stored_part(line: Line, key: str, job: Job, may_cut: bool) -> Part | None:
