@@ -197,6 +197,38 @@ def test_two_free_names_are_served() -> None:
     )  # fmt: skip
 
 
+class ReadsASizeAlone(nn.Module):
+    """Branches on the size of an input that it computes nothing with."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 if y.shape[0] > 16 else ops.fresh(x)
+
+
+class ReadsNoTensor(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[0]) * 2 if x.shape[0] > 16 else torch.ones(3)
+
+
+class ComparesTwo(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] * y.shape[0] > 100 else x + 1
+
+
+def test_a_size_of_an_input_that_is_not_read_splits_too() -> None:
+    def make(size: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(3, 4), torch.rand(size, 4)
+
+    assert len(assert_serves(ReadsASizeAlone(), make, sizes=AROUND, dynamic={"y": {0: "tokens"}}).sides) == 2
+    assert len(assert_serves(ReadsNoTensor(), rows, sizes=AROUND).sides) == 2
+
+
+def test_two_sizes_of_which_one_input_is_not_read_are_refused_with_the_line() -> None:
+    names = {"x": {0: "tokens"}, "y": {0: "rows"}}
+    with pytest.raises(GuardError, match=r"`rows\*tokens > 100`|`rows\*tokens <= 100`") as raised:
+        compile_case(ComparesTwo(), (*rows(5), *rows(7)), dynamic=names)
+    assert re.match(HERE, raised.value.facts["line"])
+
+
 @pytest.mark.parametrize("kind", ["backed", "oblivious", "unbacked"])
 def test_each_kind_of_dimension(kind: str) -> None:
     assert_serves(Plain(), rows, dynamic={"x": {-2: pw.Dim("tokens", kind)}})

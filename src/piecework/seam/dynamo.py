@@ -240,6 +240,13 @@ def _apply(marks: Sequence[DimMark]) -> None:
 def _note(entry: Any) -> GuardNote:
     stack = getattr(entry.orig_guard, "user_stack", None)
     line = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    attribute = getattr(entry.orig_guard.create_fn, "keywords", {}).get("attr", "")
+    if entry.guard_type == "HASATTR":
+        has = hasattr(entry.value, attribute)
+        return GuardNote(entry.guard_type, f"hasattr({entry.orig_guard.name}, {attribute!r})", has, line)
+    if entry.guard_type == "NOT_PRESENT_IN_GENERIC_DICT":
+        # What was found on a class: an attribute of the object's own would stand before it.
+        return GuardNote(entry.guard_type, f"{attribute!r} in {entry.orig_guard.name}.__dict__", False, line)
     return GuardNote(entry.guard_type, entry.orig_guard.name, entry.value if entry.has_value else None, line)
 
 

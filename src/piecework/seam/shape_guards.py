@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -11,30 +12,57 @@ from piecework.seam.symbols import SymbolTable
 from piecework.values.graph import ShapeGuard
 
 
-def _shape_environment(placeholders: Sequence[fx.Node]) -> Any:
-    for node in placeholders:
-        mode = getattr(node.meta.get("example_value"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None:
-            return mode.shape_env
+def _shape_environment(nodes: Sequence[fx.Node]) -> Any:
+    """Find the environment on any value of the graph: a model that reads sizes alone has no tensor among its inputs."""
+    for node in nodes:
+        value = node.meta.get("example_value")
+        for one in value if isinstance(value, tuple | list) else (value,):
+            mode = getattr(one, "fake_mode", None) or getattr(one, "node", None)
+            if getattr(mode, "shape_env", None) is not None:
+                return mode.shape_env
     return None
 
 
 def read_shape_guards(
-    placeholders: Sequence[fx.Node], table: SymbolTable, files: Collection[str], equal: Sequence[tuple[str, str]]
+    nodes: Sequence[fx.Node], table: SymbolTable, files: Collection[str], equal: Sequence[tuple[str, str]]
 ) -> tuple[ShapeGuard, ...]:
     """Return the conditions over declared names, with the user's lines; `equal` are names that were taken for one.
 
     `files` are those that the trace read: torch cuts long paths at the front, and they are completed from these.
     """
-    environment, found, merged = _shape_environment(placeholders), [], ""
+    environment, found, merged = _shape_environment(nodes), [], ""
     for guard in environment.guards if environment is not None else ():
         line = str(getattr(guard.sloc, "maybe_user_loc", "") or getattr(guard.sloc, "framework_loc", ""))
         if all(symbol in table.declared for symbol in guard.expr.free_symbols):
             found.append(ShapeGuard(str(table.text(guard.expr)), place_of(line, files)))
         elif type(guard.expr).__name__ == "Equality":
             merged = merged or place_of(line, files)
+        elif not any(environment.is_unbacked_symint(symbol) for symbol in guard.expr.free_symbols):
+            # A size that nothing declares can be proven for no call: the audit refuses it by this text.
+            found.append(ShapeGuard(str(table.text(environment.replace(guard.expr))), place_of(line, files)))
     found += [ShapeGuard(f"{one} == {two}", merged) for one, two in equal]
     return tuple(dict.fromkeys(found))
+
+
+def sizes_by_source(nodes: Sequence[fx.Node]) -> dict[str, Any]:
+    """Return the expression of every size that Dynamo gave a symbol, by Dynamo's text of where it is read.
+
+    An input of which forward reads sizes alone is no input of the graph: its symbols are found here only.
+    """
+    environment = _shape_environment(nodes)
+    if environment is None:
+        return {}
+    return {
+        source.name: environment.replace(symbol)
+        for symbol, sources in environment.var_to_sources.items()
+        for source in sources
+    }
+
+
+def source_of_size(path: str, dim: int) -> str:
+    """Write where a size is read as Dynamo does, which is given every argument by name."""
+    root = re.split(r"[.\[]", path, maxsplit=1)[0]
+    return f"L['kwargs'][{root!r}]{path[len(root) :]}.size()[{dim}]"
 
 
 def place_of(line: str, files: Collection[str]) -> str:

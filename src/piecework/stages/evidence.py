@@ -22,6 +22,7 @@ from piecework.values.record import CodeObject, Evidence, Fact, SourceFile, deco
 from piecework.values.sources import readable_source
 
 _CONSTANT = {"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"}
+_PRESENT = {"HASATTR", "NOT_PRESENT_IN_GENERIC_DICT"}
 _SIZE = {"SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT", "LIST_LENGTH", "TUPLE_ITERATOR_LEN"}
 _CODE = {"CLOSURE_MATCH", "FUNCTION_MATCH"}
 _SKIPPED_PACKAGES = {"torch", "piecework"}
@@ -57,6 +58,8 @@ def collect_facts(guards: Iterable[Any]) -> tuple[Fact, ...]:
     found: dict[tuple[str, str], Fact] = {}
     for guard in guards:
         kind = _kind(guard.kind)
+        if guard.kind == "BUILTIN_MATCH" and guard.source.startswith("L['model']"):
+            kind = "equal"  # a function of torch that a module holds; those of Python's own names are not reached again
         if not kind or not guard.source or "L['args']" in guard.source or "L['kwargs']" in guard.source:
             continue
         try:
@@ -68,7 +71,7 @@ def collect_facts(guards: Iterable[Any]) -> tuple[Fact, ...]:
 
 
 def _kind(guard: str) -> str:
-    if guard in _CONSTANT:
+    if guard in _CONSTANT | _PRESENT:
         return "equal"
     if guard in _SIZE:
         return "keys"
@@ -230,6 +233,5 @@ class _Globals(dict[str, Any]):
 
 def _reacher(model: Any) -> Callable[[str], Any]:
     space = {"L": {"model": model}, "G": _Globals(), "___dict_keys": list}
-    return lambda source: eval(
-        source, {"__builtins__": {"type": type, "dict": dict, "list": list, "getattr": getattr}}, space
-    )
+    known = {"type": type, "dict": dict, "list": list, "getattr": getattr, "hasattr": hasattr}
+    return lambda source: eval(source, {"__builtins__": known}, space)

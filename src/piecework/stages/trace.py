@@ -19,7 +19,7 @@ from piecework.seam.fake import without_weights
 from piecework.seam.live_guards import LiveGuards
 from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
-from piecework.seam.shape_guards import read_shape_guards
+from piecework.seam.shape_guards import read_shape_guards, sizes_by_source, source_of_size
 from piecework.seam.symbols import SymbolTable, use_symbols
 from piecework.values.arguments import (
     LeafDims,
@@ -155,14 +155,14 @@ def _assemble(
     graph = captured.graph.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     by_path = {binding.name: node for node, binding in zip(placeholders, named, strict=True) if binding}
-    names, equal = _name_symbols(by_path, varying)
+    names, equal = _name_symbols(by_path, varying, sizes_by_source(list(graph.nodes)))
     table = SymbolTable(names)
     for node in graph.nodes:
         if node.meta.get("example_value") is not None:
             node.meta["spec"] = table.spec(node.meta["example_value"])
     files = {code.co_filename for code in captured.code}
     guards = (
-        *read_shape_guards(placeholders, table, files, equal),
+        *read_shape_guards(list(graph.nodes), table, files, equal),
         *_least_sizes(captured, varying),
     )
     symbols = use_symbols(graph, table)
@@ -234,18 +234,21 @@ def _static_names(model: torch.nn.Module) -> dict[int, Binding]:
 
 
 def _name_symbols(
-    by_path: Mapping[str, torch.fx.Node], dims: Sequence[LeafDims]
+    by_path: Mapping[str, torch.fx.Node], dims: Sequence[LeafDims], by_source: Mapping[str, Any]
 ) -> tuple[dict[Any, str], list[tuple[str, str]]]:
     """Return the declared name of each of Dynamo's symbols, and the pairs of names that the model takes for one."""
     names: dict[Any, str] = {}
     equal: list[tuple[str, str]] = []
     for leaf in dims:
         node = by_path.get(leaf.path)
-        if node is None:
-            continue
         for dim, mark in leaf.dims.items():
-            size = node.meta["example_value"].shape[dim]
-            expression = size.node.expr if not isinstance(size, int) else None
+            if node is not None:
+                size = node.meta["example_value"].shape[dim]
+                expression = size.node.expr if not isinstance(size, int) else None
+            else:
+                size = expression = by_source.get(source_of_size(leaf.path, dim))
+                if expression is None:
+                    continue
             if expression is None or not expression.is_Symbol:
                 raise GuardError(
                     f"dimension `{mark.name}` (`{leaf.path}.shape[{dim}]`) comes out as `{size}`: the model fixes it",

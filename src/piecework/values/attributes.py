@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from piecework.errors import TraceError
@@ -12,11 +13,12 @@ from piecework.values.tree import leaves
 
 _TABLES = ("_parameters", "_modules", "_buffers")
 _ABSENT = object()
+_DEEPEST = 4
 Attributes = dict[tuple[str, str], Any]
 
 
 def read_attributes(model: Any) -> Attributes:
-    """Return every attribute, buffer and parameter of every module, containers copied one level deep."""
+    """Return every attribute, buffer and parameter of every module, with copies of what containers and objects hold."""
     found: Attributes = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -27,8 +29,31 @@ def read_attributes(model: Any) -> Attributes:
     return found
 
 
-def _copied(value: Any) -> Any:
-    return type(value)(value) if type(value) in (dict, list, set) else value
+@dataclass(frozen=True)
+class _Held:
+    """What a container or an object held: a write inside it leaves the attribute the same object."""
+
+    place: Any
+    inside: Any
+
+
+def _copied(value: Any, depth: int = _DEEPEST) -> Any:
+    """Copy containers, and the attributes of plain objects, as deep as a model is likely to keep its state."""
+    if type(value) in (list, dict):
+        members = value.items() if isinstance(value, dict) else enumerate(value)
+        return _Held(value, {key: _copied(member, depth - 1) if depth else member for key, member in members})
+    if type(value) is set:
+        return _Held(value, set(value))
+    if depth and _is_plain(value):
+        return _Held(value, {name: _copied(member, depth - 1) for name, member in vars(value).items()})
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether an object is of a class written in Python beside torch's own: what a model keeps its state in."""
+    kind = type(value)
+    is_own = not isinstance(value, type) and kind.__module__.partition(".")[0] not in ("torch", "builtins", "types")
+    return is_own and type(getattr(value, "__dict__", None)) is dict and not hasattr(value, "named_modules")
 
 
 def refuse_writes(model: Any, before: Attributes) -> None:
@@ -50,12 +75,14 @@ def refuse_writes(model: Any, before: Attributes) -> None:
 def _is_same(old: Any, new: Any) -> bool:
     if old is new:
         return True
+    if isinstance(old, _Held) and isinstance(new, _Held):
+        old, new = old.inside, new.inside
     if type(old) is not type(new):
         return False
     if isinstance(new, dict):
-        return old.keys() == new.keys() and all(old[key] is new[key] or _equal(old[key], new[key]) for key in old)
-    if isinstance(new, list | tuple):
-        return len(old) == len(new) and all(one is two or _equal(one, two) for one, two in zip(old, new, strict=True))
+        return old.keys() == new.keys() and all(_is_same(old[key], new[key]) for key in old)
+    if isinstance(new, tuple):
+        return len(old) == len(new) and all(map(_is_same, old, new))
     return _equal(old, new)
 
 
@@ -63,15 +90,27 @@ def _equal(old: Any, new: Any) -> bool:
     return isinstance(new, int | float | str | bool | bytes | set | frozenset) and type(old) is type(new) and old == new
 
 
+def _restored(old: Any) -> Any:
+    """Give a container or an object what it held, and return it."""
+    if not isinstance(old, _Held):
+        return old
+    place, inside = old.place, old.inside
+    if isinstance(place, set):
+        place.clear()
+        place.update(inside)
+        return place
+    held = {key: _restored(member) for key, member in inside.items()}
+    table = place if isinstance(place, list | dict) else vars(place)
+    table.clear()
+    table.extend(held.values()) if isinstance(table, list) else table.update(held)
+    return place
+
+
 def _put_back(module: Any, name: str, old: Any) -> None:
     if old is _ABSENT:
         delattr(module, name)
         return
-    current: Any = getattr(module, name, None)
-    if type(old) in (dict, list, set) and type(current) is type(old):
-        current.clear()
-        (current.extend if isinstance(current, list) else current.update)(old)
-        return
+    old = _restored(old)
     table = next((t for t in ("_parameters", "_buffers") if name in getattr(module, t)), "")
     if table:
         getattr(module, table)[name] = old
