@@ -76,7 +76,10 @@ def _is_same(old: Any, new: Any) -> bool:
     if old is new:
         return True
     if isinstance(old, _Held) and isinstance(new, _Held):
+        is_object = not isinstance(old.place, dict | list | set)
         old, new = old.inside, new.inside
+        if is_object:  # what an object did not have is a value that it keeps once it was asked for
+            new = {name: new[name] for name in old if name in new}
     if type(old) is not type(new):
         return False
     if isinstance(new, dict):
