@@ -94,7 +94,9 @@ def operator_program(name: str, call: OperatorCall) -> tuple[Record, tuple[str, 
     """Trace an operator; return the record, whose token count is `tokens`, and the texts of its pieces."""
     module, given = operator_at(name, call, _TRACED)
     dynamic = {"given": {each: {dim: "tokens"} for each, dim in module.token_dims.items()}}
-    options = CompileOptions(max_num_batched_tokens=1 << 20, ranges=((1, 1 << 20),)).resolve()
+    known = operators.of_form(name)
+    kept = ("none", f"+{known.name}") if known is not None else ("none",)  # as one call, so that it can be told apart
+    options = CompileOptions(max_num_batched_tokens=1 << 20, ranges=((1, 1 << 20),), custom_ops=kept).resolve()
     request = make_request(module, (given,), dynamic, options)
     store = MemoryStore()
     named = NamedOnly(request.compiler.name, request.compiler.version)
