@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -101,7 +102,13 @@ class Modelled(nn.Module):
         return CausalLMOutput(logits=ops.fresh(x), hidden_states=(x * 2, x + 1))
 
 
-@pytest.mark.parametrize("model", [Structured, Modelled])
+class Sized(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        y = ops.fresh(x)
+        return y, x[0].shape, OrderedDict([("a.b", y + 1), ("c", [y])]), {"plain": x.shape[0]}
+
+
+@pytest.mark.parametrize("model", [Structured, Modelled, Sized])
 def test_results_keep_their_structure(model: type[nn.Module]) -> None:
     assert_serves(model(), rows)
 

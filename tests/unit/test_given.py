@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import piecework as pw
-from piecework.errors import OptionError
+from piecework.errors import InputError, OptionError
 
 
 class Double(torch.nn.Module):
@@ -82,3 +82,23 @@ def test_an_unknown_split_operator_is_told_before_the_trace() -> None:
     options = pw.CompileOptions(compiler="eager", split_ops=("piecework::atention",))
     with pytest.raises(OptionError, match="split operator `piecework::atention` is not registered"):
         pw.compile(Untraceable(), ROWS, options=options, store=pw.MemoryStore())
+
+
+class Scaled(torch.nn.Module):
+    """Its input divided by a number, and times another that has a default."""
+
+    def forward(self, x: torch.Tensor, zero: float, times: int = 1) -> torch.Tensor:
+        return x / zero * times
+
+
+def test_numbers_that_compare_equal_are_told_apart() -> None:
+    options = pw.CompileOptions(compiler="eager", max_num_batched_tokens=8)
+    given = (torch.ones(3, 2), 0.0)
+    program = pw.compile(Scaled(), given, dynamic={"x": {0: "rows"}}, options=options, store=pw.MemoryStore())
+    assert torch.equal(program(torch.ones(4, 2), 0.0), torch.full((4, 2), torch.inf))
+    with pytest.raises(InputError, match="argument `zero` is `-0.0`"):
+        program(torch.ones(4, 2), -0.0)
+    assert torch.equal(program(torch.ones(4, 2), 0.0, 1), torch.full((4, 2), torch.inf))
+    for times in (1.0, True):
+        with pytest.raises(InputError, match="argument `times`"):
+            program(torch.ones(4, 2), 0.0, times)

@@ -22,6 +22,7 @@ from piecework.seam.propagate import as_traced
 from piecework.values.graph import Binding, TracedGraph
 from piecework.values.rewriting import Rewritten
 from piecework.values.signature import TensorSpec
+from piecework.values.tree import tree_leaves
 
 LINEAR = torch.nn.functional.linear
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -171,13 +172,7 @@ def _splits_last(view: fx.Node, item: fx.Node) -> bool:
 
 def _static_results(traced: TracedGraph) -> Iterator[str]:
     """Yield the names of weights that the model returns as they are."""
-    waiting = [traced.result]
-    while waiting:
-        tree = waiting.pop()
-        if "static" in tree:
-            yield str(tree["static"])
-        for item in tree.get("items", ()):
-            waiting.append(item[1] if tree["kind"] in ("dict", "object") else item)
+    return (str(leaf["static"]) for leaf in tree_leaves(traced.result) if "static" in leaf)
 
 
 def _title(node: fx.Node, traced: TracedGraph) -> str:

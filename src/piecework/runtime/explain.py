@@ -64,7 +64,7 @@ def _served(checked: Checked, name: str) -> Range:
 
 def refuse_argument(name: str, value: Any, default: Any) -> None:
     """Raise for an argument that the trace was not given, unless it is forward's default."""
-    if isinstance(value, torch.Tensor) or value != default:
+    if isinstance(value, torch.Tensor) or type(value) is not type(default) or value != default:
         raise InputError(
             f"argument `{name}` was not given when the program was traced",
             hint=f"leave `{name}` out, or compile with an example that gives it",
@@ -82,7 +82,7 @@ def make_explainer(leaves: Sequence[Leaf], checked: Checked) -> Callable[[Mappin
         for leaf in leaves:
             value = _reach(leaf.path, arguments)
             if leaf.spec is None:
-                if type(value) is not type(leaf.value) or (value != leaf.value and leaf.value == leaf.value):
+                if type(value) is not type(leaf.value) or repr(value) != repr(leaf.value):
                     raise InputError(
                         f"argument `{leaf.path}` is `{value!r}`, the program was traced with `{leaf.value!r}`",
                         hint="compile another program for this value",

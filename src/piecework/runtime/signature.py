@@ -130,6 +130,8 @@ def _differs(leaf: Leaf) -> str:
         return f"{leaf.name} is not None"
     is_nan = leaf.value != leaf.value
     other = f"{leaf.name} == {leaf.name}" if is_nan else f"{leaf.name} != {_literal(leaf.value)}"
+    if leaf.value == 0 and isinstance(leaf.value, float):  # the two zeros are equal, and divide to other infinities
+        other = f"repr({leaf.name}) != {repr(leaf.value)!r}"
     return f"type({leaf.name}) is not {type(leaf.value).__name__} or {other}"
 
 

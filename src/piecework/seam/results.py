@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from piecework.errors import TraceError
 from piecework.seam.dynamo import Capture, OutputInt
 from piecework.values.graph import Binding
-from piecework.values.tree import Tree, describe, leaves
+from piecework.values.tree import Tree, describe, leaves, tree_leaves
 
 Inputs = Sequence[tuple[str, Any]]
 
@@ -79,12 +79,3 @@ def _leaf_matcher(captured: Capture, inputs: Inputs, named: Sequence[Binding | N
         )
 
     return match
-
-
-def tree_leaves(tree: Tree) -> Iterator[Tree]:
-    """Yield the leaves of a described result, in order."""
-    if "items" not in tree:
-        yield tree
-        return
-    for item in tree["items"]:
-        yield from tree_leaves(item[1] if tree["kind"] in ("dict", "object") else item)

@@ -18,8 +18,9 @@ def _shape_environment(nodes: Sequence[fx.Node]) -> Any:
         value = node.meta.get("example_value")
         for one in value if isinstance(value, tuple | list) else (value,):
             mode = getattr(one, "fake_mode", None) or getattr(one, "node", None)
-            if getattr(mode, "shape_env", None) is not None:
-                return mode.shape_env
+            environment = getattr(mode, "shape_env", None)
+            if environment is not None:
+                return environment
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -19,7 +19,7 @@ from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
 from piecework.seam.names import name_of
 from piecework.values.graph import PIECE, Binding, OpaqueCall, Plan, Region, SplitGraph, Stretch
 from piecework.values.signature import Size, Spec, TensorSpec
-from piecework.values.tree import Tree
+from piecework.values.tree import Tree, map_tree
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _FUNCTIONS = {"max", "min", "math", "floor", "ceil", "trunc", "round", "sqrt", "abs", "int", "float"}
@@ -243,12 +243,4 @@ def _resolve_result(cut: SplitGraph, names: Mapping[fx.Node, str], values: Mappi
             return {"kind": "value", "expression": by_binding[False, tree["static"]]}
         return tree
 
-    return _map_tree(leaf, cut.traced.result)
-
-
-def _map_tree(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
-    if "items" not in tree:
-        return function(tree)
-    if tree["kind"] in ("dict", "object"):
-        return {**tree, "items": [[key, _map_tree(function, item)] for key, item in tree["items"]]}
-    return {**tree, "items": [_map_tree(function, item) for item in tree["items"]]}
+    return map_tree(leaf, cut.traced.result)

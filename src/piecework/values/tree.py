@@ -88,8 +88,36 @@ def describe(value: Any, leaf: Callable[[str, Any], Tree], path: str = "result")
             f"`{path}` is a `{kind.__qualname__}`, which no other process can import",
             hint="define the class at the top level of a module",
         )
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):  # torch.Size: made of one sequence
+        return {"kind": "sequence", "class": name, "items": [item for _, item in items]}
+    if isinstance(value, Mapping) and not all(isinstance(key, str) and key.isidentifier() for key, _ in items):
+        if not all(isinstance(key, str | int) for key, _ in items):
+            raise TraceError(f"`{path}` is a dictionary whose keys are neither strings nor whole numbers")
+        return {"kind": "mapping", "class": name, "items": [[key, item] for key, item in items]}
     fields = [[key, item] for key, item in items if item.get("kind") != "constant" or item.get("value") is not None]
-    return {"kind": "object", "class": f"{kind.__module__}:{kind.__qualname__}", "items": fields}
+    return {"kind": "object", "class": name, "items": fields}
+
+
+_KEYED = ("dict", "mapping", "object")
+
+
+def tree_leaves(tree: Tree) -> Iterator[Tree]:
+    """Yield the leaves of a described result, in order."""
+    if "items" not in tree:
+        yield tree
+        return
+    for item in tree["items"]:
+        yield from tree_leaves(item[1] if tree["kind"] in _KEYED else item)
+
+
+def map_tree(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """Return a described result with each leaf replaced by `function(leaf)`."""
+    if "items" not in tree:
+        return function(tree)
+    if tree["kind"] in _KEYED:
+        return {**tree, "items": [[key, map_tree(function, item)] for key, item in tree["items"]]}
+    return {**tree, "items": [map_tree(function, item) for item in tree["items"]]}
 
 
 def render(tree: Tree, classes: dict[str, str]) -> str:
@@ -111,6 +139,9 @@ def render(tree: Tree, classes: dict[str, str]) -> str:
         return f"{{{', '.join(f'{key!r}: {render(item, classes)}' for key, item in tree['items'])}}}"
     name = f"class_{len(classes)}"
     classes[name] = tree["class"]
+    if kind in ("sequence", "mapping"):
+        plain = {**tree, "kind": "list" if kind == "sequence" else "dict"}
+        return f"{name}({render(plain, classes)})"
     if tree["items"] and not all(str(key).isidentifier() for key, _ in tree["items"]):
         return f"{name}({', '.join(render(item, classes) for _, item in tree['items'])})"
     return f"{name}({', '.join(f'{key}={render(item, classes)}' for key, item in tree['items'])})"
