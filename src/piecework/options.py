@@ -14,7 +14,7 @@ from piecework.errors import OptionError
 
 NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
 # What runs over the graph from -O2 on, in this order; `piecework.passes` holds them.
-DEFAULT_PASSES: tuple[str, ...] = ("no_ops", "merge_linears")
+DEFAULT_PASSES: tuple[str, ...] = ()
 MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
 BASES = ("all", "none")  # of `custom_ops`
 COMPILERS = ("eager", "aot_eager", "inductor")

@@ -168,7 +168,7 @@ def test_dump_and_an_edited_piece(cold: Done, model: Path, store: Path, tmp_path
     done = piecework("dump", model, tmp_path / "dump", "--store", store, "--json", *COMPILE)
     assert (done.code, done.document["compiled"]) == (0, 0)
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
-    assert names == ["1_traced.txt", "2_split.txt", "3_pieces", "4_plan.json", "5_artifacts"]
+    assert names == ["1_passes", "1_traced.txt", "2_split.txt", "3_pieces", "4_plan.json", "5_artifacts"]
     assert len(json.loads((tmp_path / "dump/4_plan.json").read_text())["regions"]) == 7
     assert "torch.ops.piecework.attention" in (tmp_path / "dump/2_split.txt").read_text()
     edited = tmp_path / "dump/3_pieces/piece_1.py"

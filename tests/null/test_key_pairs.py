@@ -114,7 +114,6 @@ PLACES = {
 }  # fmt: skip
 UNKEYED = {
     "strict": True, "verify": False, "compile_threads": 1, "compile_budget_s": 100.0, "drift_every": 3,
-    "optimization_level": 1,
 }  # fmt: skip
 SAME: dict[str, dict[str, Any]] = {
     "as it is": {},

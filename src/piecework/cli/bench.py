@@ -81,12 +81,12 @@ def bench(
 
 def _given(flags: CompileFlags) -> dict[str, Any]:
     """Return the options that flags give, in any of the ways to give one."""
-    from piecework.cli.settings import DEFAULT, gather
+    from piecework.cli.settings import DERIVED, gather
     from piecework.env import Environment
 
     settings = gather(flags, StoreFlags(), Environment.read())
     return {
         each.name: getattr(settings.options, each.name)
         for each in fields(settings.options)
-        if settings.origins[each.name] != DEFAULT
+        if not settings.origins[each.name].startswith(DERIVED)
     }

@@ -21,6 +21,8 @@ from piecework.options import NONE, CompileOptions, from_mapping
 from piecework.store.protocol import KernelStore, RecordCheck
 
 DEFAULT, COMMAND_LINE = "default", "command line"
+LEVEL_TABLE, OTHER = "level table", "other options"
+DERIVED = (DEFAULT, LEVEL_TABLE, OTHER)  # how the origin of a value begins that nobody gave
 TABLED = ("mode", "compiler", "passes", "ranges", "autotune")
 
 
@@ -79,7 +81,7 @@ def gather(compile_flags: CompileFlags, store_flags: StoreFlags, environment: En
     complete = options.resolve()
     for name in (each.name for each in fields(options)):
         if getattr(options, name) != getattr(complete, name):
-            origins[name] = f"level table -O{options.optimization_level}" if name in TABLED else "other options"
+            origins[name] = f"{LEVEL_TABLE} -O{options.optimization_level}" if name in TABLED else OTHER
     store, store_origins = _store(store_flags, environment)
     return Settings(complete, store, {**origins, **store_origins})
 
