@@ -96,6 +96,7 @@ def test_a_few_requests_of_many_streams(tmp_path: Path) -> None:
 def test_a_tenth_of_the_requests(tmp_path: Path) -> None:
     totals = soak(tiny_folder("llama", tmp_path), 50)
     assert totals["done"] == 3200
+    assert totals["preempted"] > 0, "there were to be too few pages"
     assert totals["resident"][-1] <= 1.05 * totals["resident"][0], totals["resident"]
 
 
@@ -103,4 +104,5 @@ def test_a_tenth_of_the_requests(tmp_path: Path) -> None:
 def test_all_requests(tmp_path: Path) -> None:
     totals = soak(tiny_folder("llama", tmp_path), 500)
     assert totals["done"] == 32000
+    assert totals["preempted"] > 0, "there were to be too few pages"
     assert totals["resident"][-1] <= 1.05 * totals["resident"][0], totals["resident"]
