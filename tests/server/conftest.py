@@ -16,7 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # no longer: what it hears of compiles is the process's
 def server(folder: Path) -> Iterator[Running]:
     """Serve the tiny model."""
     with running(folder) as found:
