@@ -25,7 +25,8 @@ _LOOKS_SECRET = (
 )
 # An absolute path: not the rest of an address, of a relative path or of a fraction.
 _PATH = re.compile(r"(?<![\w.~/:…\]-])/(?:[\w.@+=%~-]+/)+[\w.@+=%~-]*")
-_KEPT_AFTER = ("site-packages/", "dist-packages/")
+# What lies in a package is told from there on, whichever folder of ours the package lies in.
+_TO_PACKAGES = re.compile(r"(?<![\w.~/:…\]-])/(?:[\w.@+=%~-]+/)*(?:site|dist)-packages/")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Redaction:
                 text = text.replace(form, REMOVED)
         for pattern in _LOOKS_SECRET:
             text = pattern.sub(REMOVED, text)
+        text = _TO_PACKAGES.sub("…/", text)
         for path, word in self.places:
             text = re.sub(re.escape(path) + r"(?![\w-])", word, text)
         text = _PATH.sub(_shorten, text)
@@ -65,9 +67,5 @@ class Redaction:
 
 
 def _shorten(match: re.Match[str]) -> str:
-    """Keep of a path what tells which file it is: what lies in a package, else its last part."""
-    path = match[0]
-    for mark in _KEPT_AFTER:
-        if mark in path:
-            return f"…/{path.rpartition(mark)[2]}"
-    return f"…/{path.rstrip('/').rpartition('/')[2]}"
+    """Keep of a path its last part, which tells which file it is."""
+    return f"…/{match[0].rstrip('/').rpartition('/')[2]}"
