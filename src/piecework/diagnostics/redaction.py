@@ -26,7 +26,7 @@ _LOOKS_SECRET = (
 # An absolute path: not the rest of an address, of a relative path or of a fraction.
 _PATH = re.compile(r"(?<![\w.~/:…\]-])/(?:[\w.@+=%~-]+/)+[\w.@+=%~-]*")
 # What lies in a package is told from there on, whichever folder of ours the package lies in.
-_TO_PACKAGES = re.compile(r"(?<![\w.~/:…\]-])/(?:[\w.@+=%~-]+/)*(?:site|dist)-packages/")
+_TO_PACKAGES = re.compile(r"/?(?:[\w.@+=%~-]+/)*(?:site|dist)-packages/")
 
 
 @dataclass(frozen=True)
