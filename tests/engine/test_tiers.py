@@ -132,7 +132,7 @@ def plant(store: pw.DiskStore) -> str:
     artifact_key = next(iter(piece.artifacts.values()))
     record = store.read_record(ARTIFACT, artifact_key)
     text = store.read_blob(record["text"]).decode()
-    changed = text.replace("operator.add(", "operator.sub(")
+    changed = text.replace(".contiguous()", ".neg()")
     assert changed != text
     write_artifact(store, artifact_key, Artifact(TEXT, changed), record["factors"])
     return key
