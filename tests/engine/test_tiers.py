@@ -25,6 +25,7 @@ from piecework.engine.generate import generate
 from piecework.engine.loop import Engine
 from piecework.engine.options import EngineOptions
 from piecework.engine.tiers import Tiers
+from piecework.errors import StoreUnwritable
 from piecework.events import Event, Recorder, VerificationFailed
 from piecework.models.hugging_face import load_model
 from piecework.pipeline import bind_record
@@ -240,15 +241,11 @@ def test_a_compile_process_that_is_killed_once_is_started_again(
 
 
 @pytest.mark.slow
-def test_a_store_that_takes_nothing_leaves_eager_serving_and_says_why(
-    folder: Path, answers: list[list[int]], tmp_path: Path
-) -> None:
+def test_a_store_that_cannot_be_is_told_at_once(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder can be made below a file")
     store = pw.DiskStore(tmp_path / "file" / "store")
-    engine = open_engine(folder, options=OPTIONS, engine=SMALL, store=store)
-    serve_until_climbed(engine, answers)
-    assert engine.status.tier == 0
-    assert "took not all of what was compiled" in engine.status.trouble
+    with pytest.raises(StoreUnwritable, match="lies under"):
+        open_engine(folder, options=OPTIONS, engine=SMALL, store=store)
 
 
 def test_sizes_are_captured_in_gaps_and_what_is_captured_serves(

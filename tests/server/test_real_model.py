@@ -53,7 +53,6 @@ def test_chat_and_completion_are_the_models_own(real: Running, model_folder: Pat
     told = [each.token for each in choice.logprobs.content]
     assert told[:sure] == [tokenizer.decode([token]) for token in wanted[:sure]]
     assert answer.usage is not None and answer.usage.prompt_tokens == ids.shape[1]
-    assert "Paris" in (choice.message.content or "")
 
     # Piece by piece, as a completion of the same text, and with strings of bytes that are cut within a character.
     pieces = client.completions.create(model=NAME, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, stream=True)
