@@ -71,7 +71,7 @@ WITHIN: dict[str, dict[str, dict[str, Any]]] = {
         "a flag of a module": {
             "patch": {"toybox.gates.USE_GELU": True}, "undo": "sys.modules['toybox.gates'].USE_GELU = False"
         },
-        "the passes": {"options": {"passes": []}},
+        "the passes": {"options": {"passes": ["no_ops"]}},
         "a pass of one's own": {"run": PASS.format(version="1")},
         "its next version": {"run": PASS.format(version="2")},
         "a module's class": {
@@ -118,7 +118,7 @@ UNKEYED = {
 SAME: dict[str, dict[str, Any]] = {
     "as it is": {},
     "options that are not keyed": {"options": UNKEYED},
-    "other weights": {"run": "with torch.no_grad():\n    [p.mul_(2) for p in model.parameters()]"},
+    "other weights": {"run": "with torch.no_grad():\n    [p.mul_(0.5) for p in model.parameters()]"},
     "gradients": {"run": "[p.requires_grad_(False) for p in model.parameters()]"},
     "another example size": {"run": "tokens = torch.arange(9)"},
     "threads": {"run": "torch.set_num_interop_threads(2)"},
