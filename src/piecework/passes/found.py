@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from piecework.ops.operators import operators
-from piecework.passes.reading import Miss, call, replace, require_private
+from piecework.passes.reading import Miss, call, form_of, replace, require_private
 from piecework.seam.kinds import mutated_arguments, storage_of
 from piecework.values.graph import TracedGraph
 
@@ -72,6 +72,22 @@ def _put(graph: fx.Graph, found: Found) -> Iterable[fx.Node]:
         made = call(graph, found.form, *arguments)
     replace(found.node, made)
     return (found.node, *found.inside)
+
+
+def rewrite_each(
+    traced: TracedGraph, form: str, rule: Callable[[fx.Graph, fx.Node], str]
+) -> tuple[list[str], list[str]]:
+    """Apply a rule to each call of one operator; return what it says it did, and where it left one alone and why."""
+    matches: list[str] = []
+    misses: list[str] = []
+    for node in [each for each in traced.graph.nodes if form_of(each) == form]:
+        try:
+            match = rule(traced.graph, node)
+        except Miss as miss:
+            misses.append(f"{node.name}: {miss}")
+        else:
+            matches += [match] if match else []
+    return matches, misses
 
 
 class _Order:

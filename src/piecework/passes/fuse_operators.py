@@ -13,13 +13,14 @@ from torch import fx
 
 from piecework.ops.fused import DYNAMIC, FUSED_FORMS, STATIC
 from piecework.ops.operators import operators
+from piecework.passes.found import rewrite_each
 from piecework.passes.reading import Miss, argument, call, called, drop, form_of, spec_of
 from piecework.values.graph import TracedGraph
 
 
 def fuse_add_norm(traced: TracedGraph) -> tuple[list[str], list[str]]:
     """Fuse each norm with the sum that it reads; the norm then sees the sum before it is rounded."""
-    return _each(traced, "rms_norm", _fuse_add)
+    return rewrite_each(traced, "rms_norm", _fuse_add)
 
 
 def fuse_quant(traced: TracedGraph, wanted: frozenset[tuple[str, str]]) -> tuple[list[str], list[str]]:
@@ -27,21 +28,8 @@ def fuse_quant(traced: TracedGraph, wanted: frozenset[tuple[str, str]]) -> tuple
     matches: list[str] = []
     misses: list[str] = []
     for form in dict.fromkeys(producer for producer, _ in FUSED_FORMS):
-        found, left = _each(traced, form, lambda graph, node: _fuse_quant(graph, node, wanted))
+        found, left = rewrite_each(traced, form, lambda graph, node: _fuse_quant(graph, node, wanted))
         matches, misses = [*matches, *found], [*misses, *left]
-    return matches, misses
-
-
-def _each(traced: TracedGraph, form: str, rule: Any) -> tuple[list[str], list[str]]:
-    matches: list[str] = []
-    misses: list[str] = []
-    for node in [each for each in traced.graph.nodes if form_of(each) == form]:
-        try:
-            match = rule(traced.graph, node)
-        except Miss as miss:
-            misses.append(f"{node.name}: {miss}")
-        else:
-            matches += [match] if match else []
     return matches, misses
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from piecework.passes.found import rewrite_each
 from piecework.passes.reading import Miss, argument, call, called, drop, form_of, spec_of
 from piecework.values.graph import TracedGraph
 from piecework.values.signature import TensorSpec
@@ -23,25 +24,12 @@ _VIEWS = {"getitem", "view", "reshape", "transpose", "contiguous", "flatten", "u
 
 def fuse_rotary_kv_update(traced: TracedGraph) -> tuple[list[str], list[str]]:
     """Hand each KV write the key before it is turned, and its cosines and sines."""
-    return _each(traced, "kv_update", _fuse_rotary)
+    return rewrite_each(traced, "kv_update", _fuse_rotary)
 
 
 def fuse_attention_quant_fp8(traced: TracedGraph) -> tuple[list[str], list[str]]:
     """Let each attention fill an 8-bit result where its result is quantised."""
-    return _each(traced, "attention", _fuse_attention)
-
-
-def _each(traced: TracedGraph, form: str, rule: Any) -> tuple[list[str], list[str]]:
-    matches: list[str] = []
-    misses: list[str] = []
-    for node in [each for each in traced.graph.nodes if form_of(each) == form]:
-        try:
-            match = rule(traced.graph, node)
-        except Miss as miss:
-            misses.append(f"{node.name}: {miss}")
-        else:
-            matches += [match] if match else []
-    return matches, misses
+    return rewrite_each(traced, "attention", _fuse_attention)
 
 
 # ---------------------------------------------------------------------------------------------- key and KV write
@@ -66,7 +54,7 @@ def _fuse_rotary(graph: fx.Graph, write: fx.Node) -> str:
         raise Miss(f"`{views[1].name}` turns other dimensions than heads and tokens")
     x, cos, sin, rotary_dim, interleaved = source.args
     for each in (cos, sin):
-        _require_row_each(each)
+        _require_rowrewrite_each(each)
     if spec_of(x).dtype != spec_of(source).dtype:  # type: ignore[union-attr]
         raise Miss("the turned key has another dtype than the key")
     with graph.inserting_before(write):
@@ -82,7 +70,7 @@ def _fuse_rotary(graph: fx.Graph, write: fx.Node) -> str:
     return f"rotary_kv_update for {name}"
 
 
-def _require_row_each(angles: Any) -> None:
+def _require_rowrewrite_each(angles: Any) -> None:
     """Raise a miss unless cosines are [1, 1, T, N]: one row a token, the same for all heads."""
     spec = spec_of(angles)
     if spec is None or len(spec.shape) != 4 or spec.shape[:2] != (1, 1):
