@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -129,11 +130,12 @@ class SizeAlone(nn.Module):
         return x.shape[0] * 2
 
 
-def test_a_model_of_sizes_alone_is_refused() -> None:
-    with pytest.raises(pw.errors.TraceError, match="at least one operation"):
-        pw.compile(
-            SizeAlone(), (torch.randn(5, 8),), dynamic={"x": {0: "tokens"}}, options=EAGER, store=pw.MemoryStore()
-        )
+@pytest.mark.parametrize("passes", [(), ("no_ops",), ("no_ops", "merge_linears")])
+def test_a_model_of_sizes_alone_counts(passes: tuple[str, ...]) -> None:
+    options = dataclasses.replace(EAGER, passes=passes)
+    example = (torch.randn(5, 8),)
+    program = pw.compile(SizeAlone(), example, dynamic={"x": {0: "tokens"}}, options=options, store=pw.MemoryStore())
+    assert [program(torch.randn(tokens, 8)) for tokens in (1, 7)] == [2, 14]
 
 
 class Mismatched(nn.Module):

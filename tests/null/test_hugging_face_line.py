@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import piecework as pw
-from piecework.events import ArtifactCompiled, FallBack, PassDone, Recorder, SplitDone
+from piecework.events import ArtifactCompiled, FallBack, Recorder, SplitDone
 from piecework.values.tolerance import decisive_margin
-from tiny_models import ARCHITECTURES, MERGED, WINDOW, tiny_folder, tiny_model
+from tiny_models import ARCHITECTURES, WINDOW, tiny_folder, tiny_model
 
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 PROMPT = list(range(5, 25))
@@ -28,7 +28,6 @@ def test_a_model_is_cut_at_its_layers_and_generates_the_same(architecture: str, 
     assert (split.regions, split.opaque, split.sites) == (7, 3, 4)
     assert split.distinct == (4 if architecture == "smollm3" else 3)  # every other layer of it has no rotary positions
     assert cold.of(FallBack) == []
-    assert [done.matches for done in cold.of(PassDone) if done.name == "merge_linears"] == [MERGED[architecture]]
     (answer,) = model.generate(PROMPT, max_tokens=10, ignore_eos=True)
 
     reference, exact = tiny_model(architecture), tiny_model(architecture).double()

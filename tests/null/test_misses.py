@@ -19,9 +19,7 @@ def start(store: Any, observer: Any = None, **options: Any) -> pw.Program:
     chosen = pw.CompileOptions(**{"compiler": "eager", "max_num_batched_tokens": 64, **options})
     example = (torch.ones(3, 4),)
     dynamic = {"input": {0: "tokens"}}
-    return pw.compile(
-        nn.Linear(4, 4).eval(), example, dynamic=dynamic, options=chosen, store=store, observer=observer
-    )
+    return pw.compile(nn.Linear(4, 4).eval(), example, dynamic=dynamic, options=chosen, store=store, observer=observer)
 
 
 def test_the_log_names_the_nearest_program_and_what_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

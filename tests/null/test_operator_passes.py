@@ -204,9 +204,7 @@ def test_what_the_compiler_cannot_write_stays_on() -> None:
     assert count_forms(off) == {}
     options = pw.CompileOptions(compiler="eager", custom_ops=("none",), **SIZES)
     store = pw.MemoryStore()
-    program = pw.compile(
-        Grouped(), {"x": x}, dynamic={"x": {0: "tokens"}}, options=options, store=store, observer=seen
-    )
+    program = pw.compile(Grouped(), {"x": x}, dynamic={"x": {0: "tokens"}}, options=options, store=store, observer=seen)
     told = explain_lines(explain_record(program.key, read_program(program.key, store), store, store))
     assert "operators   off, but for what no compiler can write" in told
     assert any("`columns`; it stays on: a product with block-quantised weights reads" in line for line in told)

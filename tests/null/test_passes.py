@@ -47,9 +47,7 @@ def compile_with(
         compiler=compiler, passes=passes, split_ops=("passes_test::mix",), ranges=((1, 32),), max_num_batched_tokens=32
     )
     model = model or Squares().eval()
-    program = pw.compile(
-        model, (torch.rand(5, 8),), dynamic=DYNAMIC, options=options, store=store, observer=recorder
-    )
+    program = pw.compile(model, (torch.rand(5, 8),), dynamic=DYNAMIC, options=options, store=store, observer=recorder)
     x = torch.rand(9, 8)
     with torch.no_grad():
         torch.testing.assert_close(program(x), model(x))

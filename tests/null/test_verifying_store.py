@@ -108,9 +108,7 @@ def test_what_cannot_be_made_here_is_skipped_with_the_reason(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_what_inductor_makes_is_made_again_to_the_byte(
-    tmp_path: Path, is_broken: bool
-) -> None:
+def test_what_inductor_makes_is_made_again_to_the_byte(tmp_path: Path, is_broken: bool) -> None:
     store = pw.DiskStore(tmp_path)
     start(store, "inductor")
     if is_broken:

@@ -1,4 +1,4 @@
-"""One tiny model and one server of it for all tests that do not need a server of their own."""
+"""One tiny model and one server of it for those tests of a file that do not need a server of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="package")  # no longer: what it hears of compiles is the process's
+@pytest.fixture(scope="module")  # no longer: what it hears of compiles is the process's
 def server(folder: Path) -> Iterator[Running]:
     """Serve the tiny model."""
     with running(folder) as found:

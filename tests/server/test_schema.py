@@ -61,5 +61,3 @@ def test_a_hundred_cases(folder: Path) -> None:
 @pytest.mark.soak
 def test_two_thousand_cases(folder: Path) -> None:
     hold(folder, 2000)
-
-
