@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--store", default="")
     parser.add_argument("--requests", type=int, default=40, help="requests of the eager run, and after the swap")
     parser.add_argument("--compiler", default="inductor")
+    parser.add_argument("--nice", type=int, default=10, help="how far the compile process stands back")
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "tiers.json")
     arguments = parser.parse_args()
     if arguments.role:
@@ -78,7 +79,7 @@ def run(role: str, arguments: argparse.Namespace, folder: str) -> dict[str, Any]
     }  # fmt: skip
     command = [
         sys.executable, str(HERE / "tiers.py"), "--role", role, "--store", f"{folder}/store",
-        "--requests", str(arguments.requests), "--compiler", arguments.compiler,
+        "--requests", str(arguments.requests), "--compiler", arguments.compiler, "--nice", str(arguments.nice),
     ]  # fmt: skip
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
@@ -97,7 +98,7 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any]:
         real_model(), dtype="float32", options=CompileOptions(compiler=arguments.compiler),
         engine=EngineOptions(
             max_num_sequences=CONCURRENT, max_num_batched_tokens=512, num_pages=512,
-            enforce_eager=arguments.role == "eager",
+            enforce_eager=arguments.role == "eager", compile_nice=arguments.nice,
         ),
         store=DiskStore(arguments.store), observer=recorder,
     )  # fmt: skip
@@ -115,6 +116,7 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any]:
         "first_token_s": round(first_token_s, 3), "finished_before_swap": swapped_at, "failed": load.failed,
         "steps": len(load.step_s), "steps_by_tier": list(status.steps_by_tier), "tier": status.tier,
         "trouble": status.trouble, "all_ms": spread(load.step_s[WARM_UP_STEPS:]),
+        "phases_ms": {name: {"steps": len(times), **spread(times)} for name, times in load.phases.items()},
         "climb_ms": spread(load.step_s[WARM_UP_STEPS:swap_step]), "end_ms": spread(load.step_s[swap_step:]),
         "tokens_per_s": round(sum(load.step_tokens[swap_step:]) / sum(load.step_s[swap_step:]), 1),
         "events": [type(event).__name__ for event in recorder.events if type(event).__name__.startswith("Tier")],
@@ -131,6 +133,7 @@ class Load:
         self.failed = 0
         self.step_s: list[float] = []
         self.step_tokens: list[int] = []
+        self.phases: dict[str, list[float]] = {}
         self._open: dict[str, tuple[int, list[int], list[float]]] = {}
         self._count = 0
         self._before = time.perf_counter()
@@ -155,6 +158,7 @@ class Load:
         outputs = self.engine.step()
         now = time.perf_counter()
         self.step_s.append(now - self._before)
+        self.phases.setdefault(self.engine.tiers.progress.phase, []).append(now - self._before)
         self._before = now
         self.step_tokens.append(len(outputs))
         for output in outputs:

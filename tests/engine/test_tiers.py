@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,75 +15,21 @@ from torch import Tensor
 
 import piecework as pw
 import piecework.ops
-from engine.counting import drain, request, served, tokens
+from engine.climbing import OPTIONS, SMALL, serve, serve_until_climbed
+from engine.counting import served
 from piecework.api.serving import open_engine, step_function
 from piecework.engine.batch import empty_step
 from piecework.engine.climb import Plan, capture, climb
-from piecework.engine.events import CompileProcess, TierFailed, TierReady
-from piecework.engine.generate import generate
+from piecework.engine.events import CompileProcess, TierReady
 from piecework.engine.loop import Engine
-from piecework.engine.options import EngineOptions
+from piecework.engine.options import Progress
 from piecework.engine.tiers import Tiers
 from piecework.errors import StoreUnwritable
-from piecework.events import Event, Recorder, VerificationFailed
+from piecework.events import Event, Recorder
 from piecework.models.hugging_face import load_model
 from piecework.pipeline import bind_record
 from piecework.seam.forbid import count_compilation
-from piecework.stages.compile import write_artifact
-from piecework.stages.find import read_program
-from piecework.store.protocol import ARTIFACT, PROGRAM
-from piecework.values.artifact import TEXT, Artifact
-from tiny_models import tiny_folder
-
-OPTIONS = pw.CompileOptions(compiler="eager")
-SMALL = EngineOptions(max_num_sequences=3, max_num_batched_tokens=16, page_size=4, num_pages=64, compile_nice=0)
-PROMPTS = [[5, 6, 7, 8 + n] for n in range(6)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_folder("llama", tmp_path_factory.mktemp("tiers") / "model")
-
-
-@pytest.fixture(scope="module")
-def answers(folder: Path) -> list[list[int]]:
-    loaded = load_model(folder)
-    found = [generate(loaded.model, p, sites=loaded.sites, dtype=loaded.dtype, max_tokens=5) for p in PROMPTS]
-    assert min(margin for each in found for margin in each.margins) > 1e-4
-    return [each.token_ids for each in found]
-
-
-@pytest.fixture(scope="module")
-def climbed(folder: Path, answers: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
-    """A store that a server filled while it served, and what happened meanwhile."""
-    store = pw.DiskStore(tmp_path_factory.mktemp("climbed") / "store")
-    recorder = Recorder()
-    engine = open_engine(folder, options=OPTIONS, engine=SMALL, store=store, observer=recorder)
-    assert engine.status.tier == 0 and engine.has_background_work
-    serve_until_climbed(engine, answers)
-    assert engine.status.tier == 1 and engine.status.trouble == ""
-    assert [each.tier for each in recorder.of(TierReady)] == [1]
-    assert all(steps > 0 for steps in engine.status.steps_by_tier[:2])
-    engine.close()
-    return store.path, recorder
-
-
-def serve(engine: Engine, answers: list[list[int]], name: str = "") -> None:
-    """Serve every prompt together, and hold the answers to those of eager alone."""
-    for number, prompt in enumerate(PROMPTS):
-        engine.submit(request(f"{name}{number}", prompt, max_tokens=5, ignore_eos=True))
-    found = drain(engine)
-    assert [tokens(found[f"{name}{number}", 0]) for number in range(len(PROMPTS))] == answers
-
-
-def serve_until_climbed(engine: Engine, answers: list[list[int]]) -> None:
-    round_number = 0
-    while engine.has_background_work:
-        serve(engine, answers, f"{round_number}-")
-        round_number += 1
-        time.sleep(0.3)
-    serve(engine, answers, "last-")
-    assert engine.pool.num_held == 0
+from piecework.store.protocol import PROGRAM
 
 
 def test_requests_are_answered_while_it_compiles_and_tier_1_comes_between_two_steps(
@@ -126,39 +71,24 @@ def test_enforce_eager_compiles_nothing(folder: Path, answers: list[list[int]], 
     assert engine.status.tier == 0 and not any(tmp_path.iterdir())
 
 
-def plant(store: pw.DiskStore) -> str:
-    """Put text that computes something else under an artifact's key: its bytes are what its record says."""
-    (key,) = store.list_records(PROGRAM)
-    piece = read_program(key, store).pieces[1]
-    artifact_key = next(iter(piece.artifacts.values()))
-    record = store.read_record(ARTIFACT, artifact_key)
-    text = store.read_blob(record["text"]).decode()
-    changed = text.replace(".contiguous()", ".neg()")
-    assert changed != text
-    write_artifact(store, artifact_key, Artifact(TEXT, changed), record["factors"])
-    return key
-
-
-def test_a_planted_artifact_is_found_beside_eager_and_never_serves(
-    folder: Path, climbed: tuple[Path, Recorder], answers: list[list[int]], tmp_path: Path
+def test_how_much_of_the_weights_was_read_is_told_as_a_percentage(
+    folder: Path, climbed: tuple[Path, Recorder]
 ) -> None:
-    shutil.copytree(climbed[0], tmp_path / "store")
-    store = pw.DiskStore(tmp_path / "store")
-    plant(store)
-    recorder = Recorder()
-    engine = open_engine(folder, options=OPTIONS, engine=SMALL, store=store, observer=recorder)
-    assert engine.status.tier == 0 and engine.has_background_work
-    serve_until_climbed(engine, answers)
-    assert engine.status.steps_by_tier[1] == 0
-    assert "is not served" in engine.status.trouble
-    assert len(recorder.of(VerificationFailed)) == 1 and len(recorder.of(TierFailed)) == 1
+    for store in (pw.DiskStore(climbed[0]), None):
+        told: list[Progress] = []
+        options = replace(SMALL, enforce_eager=store is None)
+        open_engine(folder, options=OPTIONS, engine=options, store=store, report=told.append)
+        shares = [each.done / each.total for each in told]
+        assert shares == sorted(shares) and shares[0] < 0.5 < 0.9 < shares[-1] <= 1.0
+        assert str(told[-1]) == f"loading {100 * told[-1].done // told[-1].total} %"
 
 
 def test_a_program_that_is_wired_wrongly_is_found_in_steps_beside_eager(
     folder: Path, climbed: tuple[Path, Recorder], answers: list[list[int]], tmp_path: Path
 ) -> None:
     """Every piece is right by itself, and two weights stand in each other's place."""
-    store = pw.DiskStore(climbed[0])
+    shutil.copytree(climbed[0], tmp_path / "store")
+    store = pw.DiskStore(tmp_path / "store")
     (key,) = store.list_records(PROGRAM)
     loaded = load_model(folder)
     weights = {**dict(loaded.model.named_buffers()), **dict(loaded.model.named_parameters(remove_duplicate=False))}
@@ -178,6 +108,7 @@ def test_a_program_that_is_wired_wrongly_is_found_in_steps_beside_eager(
     serve_until_climbed(engine, answers)
     assert "its logits are off by" in engine.status.trouble
     assert engine.status.steps_by_tier[1] == 0
+    assert store.list_records(PROGRAM) == [], "no later start is to serve it"
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from piecework.engine.requests import request_for
 from piecework.env import read_variables
 from piecework.errors import OptionError
 from piecework.events import Observer, Ready, phase
+from piecework.models.weight_files import Hear, unheard
 from piecework.models.weights import Expected, load_weights
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model
@@ -156,11 +157,17 @@ def load(
 
 
 def read_weights(
-    record: Record, source: str | Path | Mapping[str, torch.Tensor], every: Sequence[Record] = (), *, cast: bool = False
+    record: Record,
+    source: str | Path | Mapping[str, torch.Tensor],
+    every: Sequence[Record] = (),
+    *,
+    cast: bool = False,
+    hear: Hear = unheard,
 ) -> dict[str, torch.Tensor]:
     """Read the weights that a record, or `every` record of a program, asks for, by name or by rule.
 
     With `cast`, floating weights come in the dtype that the record was made for, whatever the files hold.
+    `hear` is told how much of them was read.
     """
     bindings = [b for one in every or (record,) for b in one.values.values()]
     wanted = [b for b in bindings if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])]
@@ -175,7 +182,7 @@ def read_weights(
     rules: dict[str, Any] = dict(record.weight_rules)
     if isinstance(source, Mapping):
         rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
-    return load_weights(source, names, rules=rules, device=record.device, together=together)
+    return load_weights(source, names, rules=rules, device=record.device, together=together, hear=hear)
 
 
 def _expected(spec: str) -> Expected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 import piecework.ops
+from piecework.api.climbing import compile_job, private_store, shared_store, unproven_artifacts
 from piecework.api.drift import bind_texts
 from piecework.api.folder import folder_request
 from piecework.api.location import locate
@@ -19,27 +19,23 @@ from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
 from piecework.capture_options import CaptureOptions
 from piecework.engine.batch import empty_step
+from piecework.engine.compiling import Job
 from piecework.engine.generate import StepFunction
 from piecework.engine.loop import Engine
-from piecework.engine.options import NOW, EngineOptions, Progress
+from piecework.engine.options import BYTES, NOW, EngineOptions, Progress
 from piecework.engine.served import Served
 from piecework.engine.service import Report
 from piecework.engine.text import read_tokenizer
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
-from piecework.env import read_variables
-from piecework.errors import OptionError, PieceworkError
+from piecework.errors import PieceworkError
 from piecework.events import FallBack, Observer, phase
 from piecework.models.folder import ModelFolder, Site, open_folder, paged_sites, site_from
-from piecework.options import COMPILERS, NONE, STOCK, CompileOptions
+from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import bind_record, find
 from piecework.runtime.program import Program
-from piecework.seam.surroundings import variables
 from piecework.stages.find import with_siblings
 from piecework.store.disk import DiskStore
-from piecework.store.protocol import ARTIFACT, KernelStore
-from piecework.store.trust import AnyFiles
-from piecework.values.artifact import TEXT
-from piecework.values.record import Record
+from piecework.store.protocol import KernelStore
 
 
 def unheard(progress: Progress) -> None:
@@ -112,47 +108,15 @@ class _Opening:
 
     def cold(self, store: KernelStore) -> Engine:
         """Serve the model as it is, and compile it beside that."""
-        from piecework.engine.climb import Plan, climb
-        from piecework.engine.compiling import Job
-
         served, weights = self._load_eager()
         tiers = Tiers(served.step, self.observer, num_sites=len(served.sites))
-        if not isinstance(self.settings.compiler, str):
-            raise OptionError(
-                "a compiler that is an object does not travel to the process that compiles",
-                hint=f"name one of {', '.join(COMPILERS)}, or fill the store before",
-            )
-        is_shared = isinstance(store, DiskStore) and not store.read_only and not store.write_only
-        # What cannot be written to by two processes is left alone: this start compiles for itself.
-        shared = store if is_shared else DiskStore(tempfile.mkdtemp(prefix="piecework-"))
-        assert isinstance(shared, DiskStore)
-        job = Job(
-            folder=str(self.folder.path),
-            dtype=self.dtype,
-            device=self.device,
-            options=plain_options(self.settings),
-            store=str(shared.path),
-            trust="any" if isinstance(shared.trust, AnyFiles) else "own",
-            variables=read_variables((*variables(self.device), "CXX")),
-            nice=self.engine.compile_nice,
-        )
-        plan = Plan(
-            store=shared,
-            bind=lambda key, record: bind_record(
-                key, record, weights, piecework.ops.BODIES, shared, self.observer
-            ),
-            step_of=lambda program: step_function(program, served.keeps_rows),
-            job=job,
-            capture=self._capture_of(tiers),
-            idle_ms=self.engine.idle_ms,
-        )
-        tiers.climb(climb(tiers, plan, self.observer))
+        shared = shared_store(store) or private_store()
+        self._climb(tiers, shared, weights, served.keeps_rows, self._job(shared))
         return Engine(served, self.engine, tiers=tiers)
 
     def warm(self, store: KernelStore) -> Engine | None:
         """Serve what the store holds; None where it holds nothing that can be bound."""
-        from piecework.engine.climb import Plan, climb
-        from piecework.engine.climb import capture as capture_sizes
+        from piecework.engine.climb import capture
 
         request = folder_request(self.folder, self.dtype, self.device, self.settings)
         found = find(request, store, self.observer)
@@ -160,9 +124,9 @@ class _Opening:
             return None
         key, record = found
         try:
-            self.report(Progress("loading", 0, 1))
             with phase(self.observer, "weights"):
-                weights = read_weights(record, self.folder.path, with_siblings(record, store), cast=True)
+                every = with_siblings(record, store)
+                weights = read_weights(record, self.folder.path, every, cast=True, hear=self._loading)
                 weights = {name: tensor.to(self.device) for name, tensor in weights.items()}
             program = bind_record(key, record, weights, piecework.ops.BODIES, store, self.observer)
             unproven = unproven_artifacts(record, store)
@@ -170,7 +134,6 @@ class _Opening:
         except (PieceworkError, OSError) as error:
             self.observer(FallBack(what="the stored program is not served", reason=str(error).splitlines()[0]))
             return None
-        self.report(Progress("loading", 1, 1))
         notes = record.notes
         served = self._served(
             step_function(texts, bool(notes["keeps_rows"])),
@@ -181,22 +144,46 @@ class _Opening:
         )
         tiers = Tiers(served.step, self.observer, num_sites=len(served.sites))
         if unproven:
-            plan = Plan(
-                store=store,
-                bind=lambda key, record: program,
-                step_of=lambda program: step_function(program, served.keeps_rows),
-                key=key,
-                capture=self._capture_of(tiers),
-                idle_ms=self.engine.idle_ms,
-            )
-            tiers.climb(climb(tiers, plan, self.observer))
+            shared = shared_store(store) if isinstance(self.settings.compiler, str) else None
+            job = self._job(shared) if shared is not None else None
+            self._climb(tiers, store, weights, served.keeps_rows, job, key=key, bound=program)
         else:
             step_of = partial(step_function, keeps_rows=served.keeps_rows)
             tiers.swap_in(COMPILED, step_of(program), key)
             captured = self._capture_of(tiers)
             if captured is not None:
-                tiers.climb(capture_sizes(tiers, captured(program), step_of, self.engine.idle_ms))
+                tiers.climb(capture(tiers, captured(program), step_of, self.engine.idle_ms))
         return Engine(served, self.engine, tiers=tiers)
+
+    def _climb(
+        self,
+        tiers: Tiers,
+        store: KernelStore,
+        weights: Mapping[str, torch.Tensor],
+        keeps_rows: bool,
+        job: Job | None,
+        *,
+        key: str = "",
+        bound: Program | None = None,
+    ) -> None:
+        """Have upper tiers made while the engine serves."""
+        from piecework.engine.climb import Plan, climb
+
+        plan = Plan(
+            store=store,
+            bind=lambda key, record: bind_record(key, record, weights, piecework.ops.BODIES, store, self.observer),
+            step_of=partial(step_function, keeps_rows=keeps_rows),
+            job=job,
+            key=key,
+            bound=bound,
+            capture=self._capture_of(tiers),
+            idle_ms=self.engine.idle_ms,
+        )
+        tiers.climb(climb(tiers, plan, self.observer))
+
+    def _job(self, store: DiskStore) -> Job:
+        """Return what a compile process is asked for."""
+        return compile_job(self.folder, self.dtype, self.device, self.settings, self.engine, store)
 
     def _capture_of(self, tiers: Tiers) -> Callable[[Program], Any] | None:
         """Return what captures a program piecewise when there is time for it; None where nothing is captured.
@@ -224,14 +211,16 @@ class _Opening:
     def _load_eager(self) -> tuple[Served, Mapping[str, torch.Tensor]]:
         from piecework.models.hugging_face import load_model
 
-        self.report(Progress("loading", 0, 1))
         with phase(self.observer, "weights"):
-            loaded = load_model(self.folder.path, dtype=self.dtype, device=self.device)
-        self.report(Progress("loading", 1, 1))
+            loaded = load_model(self.folder.path, dtype=self.dtype, device=self.device, hear=self._loading)
         kept = loaded.model.state_dict(keep_vars=True)
         step = step_function(loaded.model, loaded.keeps_rows)
         served = self._served(step, loaded.sites, loaded.dtype, loaded.keeps_rows, kept)
         return served, {**dict(loaded.model.named_buffers(remove_duplicate=False)), **kept}
+
+    def _loading(self, done_bytes: int, total_bytes: int) -> None:
+        """Report how much of the weights was read."""
+        self.report(Progress("loading", done_bytes, total_bytes, unit=BYTES))
 
     def _served(
         self,
@@ -266,23 +255,3 @@ def step_function(program: Any, keeps_rows: bool) -> StepFunction:
     if keeps_rows:
         return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions, logits_to_keep=rows)
     return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions)[:, rows]
-
-
-def plain_options(settings: CompileOptions) -> dict[str, Any]:
-    """Return options as the plain data that `from_mapping` reads back."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
-
-
-def unproven_artifacts(record: Record, store: KernelStore) -> tuple[str, ...]:
-    """Return the keys of artifacts that were never run beside their text: these do not serve before they were."""
-    found = []
-    for one in with_siblings(record, store):
-        for piece in one.pieces:
-            for key in piece.artifacts.values():
-                artifact = store.read_record(ARTIFACT, key)
-                is_text = artifact["kind"] == TEXT and artifact["text"] == piece.text
-                if not is_text and artifact["facts"].get("verified") not in ("drawn", "real"):
-                    found.append(key)
-    return tuple(found)
-
-

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +16,15 @@ from piecework.engine.events import CompileProcess
 from piecework.engine.generate import StepFunction
 from piecework.engine.options import Progress
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
-from piecework.errors import CompileError
+from piecework.errors import CompileError, PieceworkError
 from piecework.events import FallBack, Observer, VerificationFailed
 from piecework.runtime.idle import Capturable
 from piecework.runtime.program import Program
 from piecework.stages.find import read_program, with_siblings
 from piecework.stages.verify import Verification
-from piecework.store.protocol import ARTIFACT, KernelStore
-from piecework.values.artifact import Artifact
+from piecework.store.artifacts import read_artifact, write_artifact
+from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
+from piecework.values.artifact import TEXT, Artifact
 from piecework.values.record import Record
 from piecework.values.shapes import parse_box
 from piecework.values.verdict import FAILED
@@ -38,8 +41,9 @@ Trial = Callable[[], Generator[None, None, Any]]
 class Plan:
     """What a climb goes by: where records and weights are, and how a record becomes a step function.
 
-    `job` is None where the record `key` is in the store already and has only to be verified. `capture` makes tier 2 of
-    a program, and is None where nothing is captured.
+    `key` is a record that is in the store already and has only to be proven, and `bound` its program. `job` makes one
+    where there is none, or where that one is found wrong; without a job the pieces that are wrong run as their texts.
+    `capture` makes tier 2 of a program, and is None where nothing is captured.
     """
 
     store: KernelStore
@@ -47,25 +51,88 @@ class Plan:
     step_of: StepOf
     job: Job | None = None
     key: str = ""
+    bound: Program | None = None
     capture: Callable[[Program], Any] | None = None
     idle_ms: float = 50.0
     steps_beside: int = STEPS_BESIDE
     on_compiling: Callable[[Compiling], None] = field(default=lambda compiling: None)
 
 
+@dataclass(frozen=True)
+class Fault:
+    """An artifact that does not give what its piece's text gives."""
+
+    key: str
+    name: str
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is not served: {self.reason}"
+
+
 def climb(tiers: Tiers, plan: Plan, observer: Observer) -> Iterator[None]:
-    """Compile, load, verify and swap in the program; then capture it where that is done."""
-    key = plan.key if plan.job is None else (yield from _compile(tiers, plan.job, plan, observer))
-    record = read_program(key, plan.store)
-    program = yield from _load(plan, key, record)
-    yield from _verify(tiers, plan, record, program, observer)
-    step = plan.step_of(program)
-    fault = yield from tiers.beside(step, plan.steps_beside)
-    if fault:
-        raise CompileError(f"the program is not served: {fault}", hint="`piecework bisect` finds where it differs")
-    tiers.swap_in(COMPILED, step, key)
+    """Compile, load, prove and swap in the program; then capture it where that is done.
+
+    What is found wrong in the store is set aside, and made anew once; what is wrong again runs as its text.
+    """
+    program: Program | None = None
+    if plan.job is None:
+        program = yield from _prove(tiers, plan, plan.key, observer, is_last=True)
+    else:
+        program = yield from _first_try(tiers, plan, plan.job, observer)
+    if program is None and plan.job is not None:
+        key = yield from _compile(tiers, plan.job, plan, observer)
+        program = yield from _prove(tiers, plan, key, observer, is_last=True)
+    assert program is not None
     if plan.capture is not None:
         yield from capture(tiers, plan.capture(program), plan.step_of, plan.idle_ms)
+
+
+def _first_try(tiers: Tiers, plan: Plan, job: Job, observer: Observer) -> Generator[None, None, Program | None]:
+    """Serve what the store holds, or what is compiled first; None where it is wrong."""
+    key = plan.key or (yield from _compile(tiers, job, plan, observer))
+    try:
+        return (yield from _prove(tiers, plan, key, observer, is_last=False))
+    except PieceworkError as error:
+        observer(FallBack(what="the first program is made anew", reason=error.message))
+        return None
+
+
+def _prove(
+    tiers: Tiers, plan: Plan, key: str, observer: Observer, *, is_last: bool
+) -> Generator[None, None, Program]:
+    """Load a program, hold it to eager, and swap it in. Raises CompileError where it is wrong."""
+    record = read_program(key, plan.store)
+    # What was bound at the start is no longer what the store holds once anything was made anew.
+    is_bound = plan.bound is not None and (plan.job is None or not is_last)
+    program = plan.bound if is_bound else (yield from _load(plan, key, record))
+    assert program is not None
+    faults = yield from _verify(tiers, plan, record, program, observer)
+    for fault in faults:
+        if is_last:
+            _stand_in(plan.store, fault, observer)
+        else:
+            plan.store.set_aside(ARTIFACT, fault.key, fault.reason)
+    if faults and not is_last:
+        raise CompileError("; ".join(map(str, faults)), hint="it is compiled anew")
+    if faults:
+        program = yield from _load(plan, key, record)
+    step = plan.step_of(program)
+    reason = yield from tiers.beside(step, plan.steps_beside)
+    if reason:
+        plan.store.set_aside(PROGRAM, key, reason)
+        raise CompileError(f"the program is not served: {reason}", hint="`piecework bisect` finds where it differs")
+    tiers.swap_in(COMPILED, step, key)
+    return program
+
+
+def _stand_in(store: KernelStore, fault: Fault, observer: Observer) -> None:
+    """Write a piece's text in the place of an artifact that is wrong, so that no later start serves or tries it."""
+    record = store.read_record(ARTIFACT, fault.key)
+    facts = {"fall_back": f"it is not served: {fault.reason}", "verified": "failed"}
+    write_artifact(store, fault.key, Artifact(TEXT, fault.text, facts=facts), record["factors"])
+    observer(FallBack(what=f"{fault.name} runs eager", reason=fault.reason))
 
 
 def capture(tiers: Tiers, captured: Any, step_of: StepOf, idle_ms: float) -> Iterator[None]:
@@ -90,9 +157,10 @@ def _compile(tiers: Tiers, job: Job, plan: Plan, observer: Observer) -> Generato
         observer(CompileProcess(what="started", pid=compiling.pid))
         plan.on_compiling(compiling)
         try:
-            while compiling.is_running:
-                tiers.progress = Progress("compiling", compiling.done, max(compiling.total, compiling.done + 1))
-                yield
+            with fewer_threads():
+                while compiling.is_running:
+                    tiers.progress = Progress("compiling", compiling.done, max(compiling.total, compiling.done + 1))
+                    yield
         finally:
             compiling.close()
         if compiling.key:
@@ -102,6 +170,20 @@ def _compile(tiers: Tiers, job: Job, plan: Plan, observer: Observer) -> Generato
         if not compiling.is_lost or attempt + 1 == ATTEMPTS:
             break
     raise CompileError(compiling.ending, hint="the log of the compile process says more; eager goes on serving")
+
+
+@contextmanager
+def fewer_threads() -> Iterator[None]:
+    """Leave a quarter of the cores, one at least, to the compile process.
+
+    A step whose threads wait for one that shares its core takes many times as long. The threads are the caller's own.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before - max(1, before // 4)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _load(plan: Plan, key: str, record: Record) -> Generator[None, None, Program]:
@@ -126,38 +208,29 @@ def _load(plan: Plan, key: str, record: Record) -> Generator[None, None, Program
 
 def _verify(
     tiers: Tiers, plan: Plan, record: Record, program: Program, observer: Observer
-) -> Iterator[None]:
-    """Run every artifact beside its piece's text with the model's own weights, a size at a time."""
+) -> Generator[None, None, list[Fault]]:
+    """Run every artifact beside its piece's text with the model's own weights, a size at a time; return the wrong."""
     trials = [trial for one in with_siblings(record, plan.store) for trial in _trials(plan, one, program.weights)]
-    for done, (name, box, run) in enumerate(trials):
+    faults = []
+    for done, (number, box, key, text, run) in enumerate(trials):
         tiers.progress = Progress("verifying", done, len(trials))
         verdict = yield from run()
         if verdict.outcome == FAILED:
-            observer(VerificationFailed(piece=name, range=box, reason=verdict.reason))
-            raise CompileError(f"{name} for `{box}` is not served: {verdict.reason}", hint="it is compiled anew later")
+            observer(VerificationFailed(piece=f"piece {number}", range=box, reason=verdict.reason))
+            faults.append(Fault(key, f"piece {number} for `{box}`", text, verdict.reason))
     tiers.progress = Progress("verifying", len(trials), max(1, len(trials)), "beside steps")
+    return faults
 
 
-def _trials(plan: Plan, record: Record, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str, Trial]]:
+def _trials(
+    plan: Plan, record: Record, weights: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[int, str, str, str, Trial]]:
     verification = Verification(plan.store.kernel_path, lambda number: site_weights(record, number, weights))
     for number, piece in enumerate(record.pieces):
         text = plan.store.read_blob(piece.text).decode()
         for box, key in piece.artifacts.items():
-            artifact = _read_artifact(plan.store, key)
-
-            def run(
-                number: int = number, text: str = text, box: str = box, artifact: Artifact = artifact
-            ) -> Generator[None, None, Any]:
-                return verification.trials(number, text, parse_box(box), artifact)
-
-            yield f"piece {number}", box, run
-
-
-def _read_artifact(store: KernelStore, key: str) -> Artifact:
-    record = store.read_record(ARTIFACT, key)
-    text = store.read_blob(record["text"]).decode()
-    kernels = {name: store.read_blob(digest) for name, digest in record["kernels"].items()}
-    return Artifact(record["kind"], text, kernels, tuple(record["guards"]), dict(record["facts"]))
+            artifact = read_artifact(plan.store, key)
+            yield number, box, key, text, partial(verification.trials, number, text, parse_box(box), artifact)
 
 
 def site_weights(record: Record, number: int, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from piecework.engine.requests import folder_request
 from piecework.errors import PieceworkError, StoreUnwritable
 from piecework.events import ArtifactCompiled, ArtifactReused, Event, FallBack, SplitDone, StoreWarning
@@ -81,7 +83,10 @@ def compile_folder(job: Mapping[str, Any], tell: Tell) -> str:
         require_artifacts(record, store)
         return key
 
+    # Kernels are built for the server's threads; this process's own runs take one, since the server needs the rest.
+    torch.set_num_threads(job.get("threads") or torch.get_num_threads())
     request = folder_request(folder, job["dtype"], job["device"], settings, load_model, job.get("variables", {}))
+    torch.set_num_threads(1)
     key = start_from(request, finish, store, observe)
     if store.kept_in_memory:
         raise StoreUnwritable(

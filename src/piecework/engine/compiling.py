@@ -17,7 +17,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What is compiled, into which folder: plain data that a process takes on a line."""
+    """What is compiled, into which folder: plain data that a process takes on a line.
+
+    `threads` is how many CPU threads the kernels are built for, 0 for as many as the process finds; it works with one.
+    """
 
     folder: str
     dtype: str
@@ -27,6 +30,7 @@ class Job:
     trust: str = "own"
     variables: Mapping[str, str] = field(default_factory=dict)
     nice: int = 10
+    threads: int = 0
 
     def line(self) -> bytes:
         """Write the job as the line that the process reads."""

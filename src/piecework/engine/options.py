@@ -8,6 +8,7 @@ from typing import Any
 from piecework.errors import OptionError
 
 NOW, COMPILED, CAPTURED = "now", "compiled", "captured"
+BYTES = "bytes"
 WAITS = (NOW, COMPILED, CAPTURED)
 
 
@@ -62,18 +63,23 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one phase is: `loading` 62 of 100, `compiling` 2 of 3, `capturing` 12 of 35."""
+    """How far one phase is: `loading 62 %` of the bytes of weights, `compiling 2/3`, `capturing 12/35`."""
 
     phase: str
     done: int
     total: int
     detail: str = ""
+    unit: str = ""
 
     @property
     def is_done(self) -> bool:
         return self.done >= self.total
 
     def __str__(self) -> str:
+        if not self.total:
+            return self.phase
+        if self.unit == BYTES:
+            return f"{self.phase} {100 * self.done // self.total} %"
         return f"{self.phase} {self.done}/{self.total}"
 
 

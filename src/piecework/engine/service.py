@@ -42,7 +42,7 @@ class Service:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._listeners: dict[str, _Listener] = {}
         self._engine: Engine | None = None
-        self._progress = Progress("loading", 0, 1)
+        self._progress = Progress("loading", 0, 0)
         self._failure: PieceworkError | None = None
         self._is_closing = False
         self._started = threading.Event()

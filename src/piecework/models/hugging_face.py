@@ -21,7 +21,7 @@ from piecework.models.conversion import weight_rules
 from piecework.models.folder import MIN_ROWS, ModelFolder, Site, open_folder
 from piecework.models.mixers import swap_mixers
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
-from piecework.models.weight_files import has_weights, open_weights
+from piecework.models.weight_files import Hear, has_weights, open_weights, unheard
 from piecework.models.weights import Expected, Expression, assign, load_weights
 from piecework.values.declaration import Dim, Dynamic
 
@@ -59,21 +59,29 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     device: str | torch.device = "cpu",
     with_weights: bool = True,
+    hear: Hear = unheard,
 ) -> LoadedModel:
     """Build a folder's model around our attention, and load its weights where they are wanted.
 
-    Without weights, parameters stay on the meta device and the weight files need not exist. Raises ModelError for
-    what is not served, and BindError where the files do not fit the model.
+    Without weights, parameters stay on the meta device and the weight files need not exist. `hear` is told how
+    many bytes of weights were read, and of how many. Raises ModelError for what is not served, and BindError where the
+    files do not fit the model.
     """
     _check_device(device)
     opened = open_folder(folder)
     config = _read_config(opened)
     resolved = resolve_dtype(dtype, opened.config)
-    return from_config(config, opened, dtype=resolved, device=device, with_weights=with_weights)
+    return from_config(config, opened, dtype=resolved, device=device, with_weights=with_weights, hear=hear)
 
 
 def from_config(
-    config: Any, folder: ModelFolder, *, dtype: torch.dtype, device: str | torch.device, with_weights: bool
+    config: Any,
+    folder: ModelFolder,
+    *,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    with_weights: bool,
+    hear: Hear = unheard,
 ) -> LoadedModel:
     """Build the model of a configuration object, with the weights of a folder or with none."""
     skeleton, sites = _build(config, folder, dtype, device)
@@ -81,7 +89,7 @@ def from_config(
     source = open_weights(folder.path) if with_weights or has_weights(folder.path) else None
     rules = weight_rules(skeleton, source)
     if with_weights and source is not None:
-        assign(skeleton, load_weights(source, expected, rules=rules, device=device))
+        assign(skeleton, load_weights(source, expected, rules=rules, device=device, hear=hear))
     keeps_rows = "logits_to_keep" in inspect.signature(type(skeleton).forward).parameters
     return LoadedModel(
         model=LogitsModel(skeleton).eval(),

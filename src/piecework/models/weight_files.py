@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,20 +48,49 @@ class StateDict:
         return tensor.detach()
 
 
+Hear = Callable[[int, int], None]
+"""Is told the bytes of weights that were read so far, and those of all files."""
+
+
+def unheard(done_bytes: int, total_bytes: int) -> None:
+    """Tell nobody."""
+
+
+class ReadBytes:
+    """Counts the bytes of weights as they are read, each weight once."""
+
+    def __init__(self, files: Mapping[str, Path], hear: Hear) -> None:
+        self._hear = hear
+        self._total = sum(path.stat().st_size for path in set(files.values()) if path.is_file())
+        self._sizes: dict[str, int] = {}
+
+    def add(self, name: str, size_bytes: int) -> None:
+        """Count one weight, and tell how far the reading is."""
+        self._sizes[name] = size_bytes
+        self._hear(min(sum(self._sizes.values()), self._total), self._total)
+
+
 class SafetensorsFiles:
     """One safetensors file, or the shards of an index. Tensors are views of the mapped files: nothing is copied."""
 
-    def __init__(self, files: Mapping[str, Path], description: str) -> None:
+    def __init__(self, files: Mapping[str, Path], description: str, read: ReadBytes | None = None) -> None:
         self.description = description
         self._files = files
         self._handles: dict[Path, Any] = {}
+        self._read = read
+
+    def counting(self, hear: Hear) -> SafetensorsFiles:
+        """Return the same files, with somebody who is told how much was read."""
+        counted = SafetensorsFiles(self._files, self.description, ReadBytes(self._files, hear))
+        counted._handles = self._handles
+        return counted
 
     def names(self) -> frozenset[str]:
         return frozenset(self._files)
 
     def reopened(self) -> SafetensorsFiles:
         """Return the same files with mappings of their own, which go when the tensors read from them have gone."""
-        return SafetensorsFiles(self._files, self.description)
+        return SafetensorsFiles(self._files, self.description, self._read)
 
     def read(self, name: str) -> Tensor:
         path = self._files[name]
@@ -76,6 +105,8 @@ class SafetensorsFiles:
                 hint="the index and the shards are of different checkpoints, or a shard is incomplete",
                 facts={"file": str(path), "name": name},
             ) from error
+        if self._read is not None:
+            self._read.add(name, tensor.nbytes)
         return tensor
 
 

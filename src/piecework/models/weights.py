@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from piecework.errors import BindError
-from piecework.models.weight_files import SafetensorsFiles, StateDict, WeightSource, open_weights
+from piecework.models.weight_files import Hear, SafetensorsFiles, StateDict, WeightSource, open_weights, unheard
 from piecework.values.packing import allocate
 
 Expression: TypeAlias = "str | list[Any]"
@@ -40,15 +40,18 @@ def load_weights(
     rules: Rules | None = None,
     device: str | torch.device = "cpu",
     together: Iterable[Sequence[str]] = (),
+    hear: Hear = unheard,
 ) -> dict[str, Tensor]:
     """Read the weights that are asked for, each by its own name or by its rule.
 
     Names that come to the same tensor share it. With shapes and dtypes given, each weight is checked, and cast where
     both dtypes are floating. Names of one group of `together` come to lie one after another in one new tensor, and no
-    page of the files that they were read from stays mapped. Raises BindError naming the weight, what was
-    expected and what was found.
+    page of the files that they were read from stays mapped. `hear` is told how much of the files was read. Raises
+    BindError naming the weight, what was expected and what was found.
     """
     opened = open_weights(source) if isinstance(source, str | Path | Mapping) else source
+    if isinstance(opened, SafetensorsFiles) and hear is not unheard:
+        opened = opened.counting(hear)
     expected = {name: Expected(*each) for name, each in names.items()} if isinstance(names, Mapping) else {}
     known = opened.names()
     rules = rules or {}

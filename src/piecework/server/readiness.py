@@ -76,11 +76,12 @@ class Readiness:
             log.info("%s took %.2f s", ended.phase, ended.elapsed_s)
         log.info("%s", phase)
 
-    def advance(self, done: int, total: int | None = None) -> None:
+    def advance(self, done: int, total: int | None = None, unit: str | None = None) -> None:
         """Say how far the phase is."""
         with self._lock:
             known = self._current.total if total is None else total
-            self._current = replace(self._current, done=done, total=known)
+            unit = self._current.unit if unit is None else unit
+            self._current = replace(self._current, done=done, total=known, unit=unit)
 
     def beside(self, phase: str, done: int, total: int) -> None:
         """Say how far something is that goes on while requests are served."""

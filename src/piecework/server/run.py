@@ -147,8 +147,8 @@ def _follow_start(front: Front, service: RunningService, stop: Stop) -> None:
 
 def _tell_phase(front: Front, progress: Progress) -> None:
     if front.readiness.phase != progress.phase:
-        front.readiness.enter(progress.phase, progress.total)
-    front.readiness.advance(progress.done, progress.total)
+        front.readiness.enter(progress.phase, progress.total, progress.unit)
+    front.readiness.advance(progress.done, progress.total, progress.unit)
 
 
 def _watch(front: Front, service: RunningService, http: HttpThread, stop: Stop) -> int:

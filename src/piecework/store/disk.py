@@ -33,7 +33,7 @@ from piecework.store.layout import (
 )
 from piecework.store.memory import MemoryStore
 from piecework.store.protocol import DISK, MEMORY, Flight, RecordCheck, never_done
-from piecework.store.trust import OwnFiles, Trust
+from piecework.store.trust import ANY, OwnFiles, Trust
 from piecework.values.digest import digest_bytes
 
 DAY_S = 86400.0
@@ -220,6 +220,17 @@ class DiskStore:
         except OSError as error:
             self._go_on_from_memory(error)
 
+    @property
+    def is_vouched_for(self) -> bool:
+        """Whether records are this user's own, or signed; under `any` their digests are right, and that is all."""
+        return self.trust.name != ANY
+
+    def set_aside(self, kind: str, key: str, reason: str) -> None:
+        """Move a record that was found to be wrong to quarantine, so that it is made anew."""
+        self._memory.delete_record(kind, key)
+        self._written.pop((kind, key), None)
+        self.entries.put_aside(record_parts(kind, key), f"{reason}; it is not served, and")
+
     # Between processes
 
     @contextmanager
@@ -262,7 +273,7 @@ class DiskStore:
             publish(self.path, ("staging", "probe"), b"")
             remove(self.path, ("staging", "probe"))
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.entries.unwritable(error) from error
 
     def _publish(self, parts: tuple[str, ...], data: bytes) -> None:
         for attempt in range(3):
@@ -280,18 +291,9 @@ class DiskStore:
 
     def _go_on_from_memory(self, error: OSError) -> None:
         if self.strict:
-            raise self._unwritable(error) from error
+            raise self.entries.unwritable(error) from error
         self.entries.warn(self.path, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
-
-    def _unwritable(self, error: OSError) -> StoreUnwritable:
-        return StoreUnwritable(
-            f"store `{self.path}` takes no writes: {error.strerror}",
-            hint="make room or allow writing, give another folder with `--store DIR`, or keep nothing (`memory`)",
-            facts={"path": str(self.path), "errno": error.errno},
-        )
 
 
 def _missing(what: str, path: Path) -> ArtifactMissing:
     return ArtifactMissing(f"no {what} is read from `{path}`: the store was opened write-only")
-
-

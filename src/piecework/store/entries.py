@@ -160,17 +160,30 @@ class Entries:
 
     def reject(self, parts: Parts, reason: str, seen: os.stat_result | None) -> NoReturn:
         """Tell of a damaged entry once, move it to quarantine, and raise a miss (`strict`: an error)."""
-        path, moved = self.root.joinpath(*parts), False
-        if self._may_move:
-            with suppress(OSError):
-                moved = set_aside(self.root, parts, seen)
-        where = "is in quarantine" if moved else "lies where it was"
-        self.warn(path, f"{reason}; it was not read, and {where}", is_rejected=True)
+        path = self.root.joinpath(*parts)
+        self.put_aside(parts, f"{reason}; it was not read, and", seen)
         error: type[StoreError] = CorruptEntry if self._strict else ArtifactMissing
         raise error(
             f"`{path}` is damaged: {reason}",
             hint="it is written anew when it is next made; `piecework store verify` lists every damaged entry",
             facts={"path": str(path), "reason": reason, "damaged": True},
+        )
+
+    def put_aside(self, parts: Parts, what: str, seen: os.stat_result | None = None) -> None:
+        """Move an entry to quarantine where that may be done, and tell of it once."""
+        moved = False
+        if self._may_move:
+            with suppress(OSError):
+                moved = set_aside(self.root, parts, seen)
+        where = "is in quarantine" if moved else "lies where it was"
+        self.warn(self.root.joinpath(*parts), f"{what} {where}", is_rejected=True)
+
+    def unwritable(self, error: OSError) -> StoreUnwritable:
+        """Return the error of a folder that takes no writes."""
+        return StoreUnwritable(
+            f"store `{self.root}` takes no writes: {error.strerror}",
+            hint="make room or allow writing, give another folder with `--store DIR`, or keep nothing (`memory`)",
+            facts={"path": str(self.root), "errno": error.errno},
         )
 
     def warn(self, path: Path, reason: str, *, is_rejected: bool = False) -> None:

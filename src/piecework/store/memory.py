@@ -96,6 +96,15 @@ class MemoryStore:
         record_parts(kind, key)
         self._records.pop((kind, key), None)
 
+    @property
+    def is_vouched_for(self) -> bool:
+        """Whether records can be believed: this process wrote them."""
+        return True
+
+    def set_aside(self, kind: str, key: str, reason: str) -> None:
+        """Forget a record that was found to be wrong."""
+        self.delete_record(kind, key)
+
     @contextmanager
     def single_flight(
         self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0

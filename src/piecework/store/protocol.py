@@ -88,6 +88,13 @@ class SharedStore(Store, Protocol):
     def layer_of(self, kind: str, key: str) -> str:
         """Return which layer serves a record: `memory`, `disk` or `remote`."""
 
+    @property
+    def is_vouched_for(self) -> bool:
+        """Whether somebody who may run code here stands for what records say, beside what their digests prove."""
+
+    def set_aside(self, kind: str, key: str, reason: str) -> None:
+        """Have a record read no more that was found to be wrong, whole as it is; a folder keeps it in quarantine."""
+
 
 class KernelStore(SharedStore, Protocol):
     """A store that can hand a blob to the dynamic linker."""

@@ -168,6 +168,16 @@ class RemoteStore:
     def delete_record(self, kind: str, key: str) -> None:
         self.local.delete_record(kind, key)
 
+    @property
+    def is_vouched_for(self) -> bool:
+        """Whether records are read only with a signature over them."""
+        return self.local.is_vouched_for
+
+    def set_aside(self, kind: str, key: str, reason: str) -> None:
+        """Move a wrong record to the folder's quarantine; this process does not ask the remote for it again."""
+        self.local.set_aside(kind, key, reason)
+        self._absent.add("/".join(record_parts(kind, key)))
+
     def _bring_all(self, record: Mapping[str, Any]) -> None:
         """Bring all that a program refers to side by side: its artifacts' records, then every blob."""
         lacking = [name for name in artifacts_of(record) if not self.local.has_record(*name)]

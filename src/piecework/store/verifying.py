@@ -84,6 +84,15 @@ class VerifyingStore:
     def delete_record(self, kind: str, key: str) -> None:
         self._made.delete_record(kind, key)
 
+    @property
+    def is_vouched_for(self) -> bool:
+        """Whether records can be believed: this process made them."""
+        return True
+
+    def set_aside(self, kind: str, key: str, reason: str) -> None:
+        """Forget a record that was found to be wrong; the audited store stays as it is."""
+        self._made.delete_record(kind, key)
+
     def single_flight(
         self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0
     ) -> AbstractContextManager[Flight]:
