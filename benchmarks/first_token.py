@@ -107,6 +107,7 @@ def ours(folder: str, store: str) -> list[str]:
 def run(command: list[str]) -> dict[str, Any]:
     """Run a process to its end; return its wall and processor seconds and the token that it gave."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIECEWORK_")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode, on both sides
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(REPOSITORY / "src")}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
         environment["SPAWNED_AT"] = repr(time.monotonic())

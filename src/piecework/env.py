@@ -6,13 +6,17 @@ Everything below them takes plain values. An empty variable counts as one that i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from piecework.errors import OptionError
 
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
+# How often a thread of GNU's OpenMP looks before it sleeps, about 0.1 ms: longer than the gap between two operators of
+# a step. Its own choice is some milliseconds, which a team that shares its cores with any other process, a compiler's
+# say, spends whole at every barrier: a step then takes ten times as long as with one thread.
+_SPINS = "2000"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,16 @@ def read_variables(names: Iterable[str], variables: Mapping[str, str] | None = N
     """Return those of `names` that are set, for the allow-list of variables that change generated code."""
     given = os.environ if variables is None else variables
     return {name: given[name] for name in sorted(names) if given.get(name)}
+
+
+def calm_openmp(variables: MutableMapping[str, str] | None = None) -> None:
+    """Have the threads of torch's operators wait asleep rather than awake, before torch is imported.
+
+    Who has said how they wait, by `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT`, is obeyed.
+    """
+    given = os.environ if variables is None else variables
+    if not given.get("OMP_WAIT_POLICY") and not given.get("GOMP_SPINCOUNT"):
+        given["GOMP_SPINCOUNT"] = _SPINS
 
 
 def all_variables() -> dict[str, str]:

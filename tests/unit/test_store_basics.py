@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from piecework.env import Environment, read_variables
+from piecework.env import Environment, calm_openmp, read_variables
 from piecework.errors import ArtifactMissing, OptionError, StoreError
 from piecework.events import Recorder, StoreRead, StoreWrite
 from piecework.store.disk import DiskStore
@@ -139,5 +139,18 @@ def test_the_environment_is_read_once_into_plain_values() -> None:
     assert Environment.read({}) == Environment()
     with pytest.raises(OptionError, match="neither true nor false"):
         Environment.read({"PIECEWORK_STRICT": "perhaps"})
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "2000"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+    ],
+)
+def test_threads_that_wait_sleep_unless_the_user_said_how(given: dict[str, str], wanted: dict[str, str]) -> None:
+    calm_openmp(given)
+    assert given == wanted
     assert read_variables(["B", "A", "C"], {"A": "1", "B": "", "C": "3"}) == {"A": "1", "C": "3"}
     assert Environment.read().home == os.environ.get("HOME", "")

@@ -97,9 +97,11 @@ def _tokenizer_of(model: str | Path, *, offline: bool) -> Tokenizer | None:
     from piecework.api.location import locate
     from piecework.engine.text import read_tokenizer
     from piecework.models.folder import open_folder
+    from piecework.seam.deferred import defer_torch
     from piecework.seam.preload import preload_torch
 
     folder = open_folder(locate(model, offline=offline))
+    defer_torch()
     preload_torch()
     return read_tokenizer(folder) if folder.tokenizer_file is not None else None
 

@@ -6,11 +6,13 @@ import gc
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from piecework.cli.arguments import regular
 from piecework.cli.output import error_document, logging_as_it_was, print_error, print_json
 from piecework.cli.watch import timed
+from piecework.env import calm_openmp
 from piecework.errors import OptionError, PieceworkError
 
 if TYPE_CHECKING:
@@ -18,12 +20,30 @@ if TYPE_CHECKING:
     from cyclopts.exceptions import CycloptsError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+# Each command and its module.
+_COMMANDS = {
+    "generate": "commands",
+    "build": "commands",
+    "serve": "serve",
+    "prewarm": "serve",
+    "explain": "look",
+    "dump": "look",
+    "check": "look",
+    "traffic": "traffic",
+    "report": "report",
+    "bisect": "bisect",
+    "doctor": "doctor",
+    "bench": "bench",
+    "trace": "trace",
+    "store": "store",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     # Imports make hundreds of thousands of objects that stay; to look among them for garbage costs a tenth of a start.
     gc.set_threshold(2_000_000, 20, 20)
+    calm_openmp()
     # torch says so at its import, where numpy is not installed; nothing of ours wants it.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -40,7 +60,7 @@ def _run(arguments: Sequence[str]) -> int:
 
     try:
         with logging_as_it_was():
-            result = make_app()(
+            result = make_app(arguments[0] if arguments else "")(
                 regular(arguments), exit_on_error=False, print_error=False, result_action="return_value"
             )
         return result if isinstance(result, int) else 0
@@ -59,12 +79,14 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(arguments, error, type(error).__name__, message, "`--debug` shows where it happened", {}, FAILURE)
 
 
-def make_app() -> App:
-    """Return the parser of all commands; importing them loads neither torch nor any model library."""
+def make_app(typed: str = "") -> App:
+    """Return the parser of all commands, of which only the typed one is imported where there is one.
+
+    None of them loads torch or a model library.
+    """
     from cyclopts import App
 
     import piecework
-    from piecework.cli import bench, bisect, commands, doctor, look, report, serve, store, trace, traffic
 
     app = App(
         name="piecework",
@@ -72,11 +94,9 @@ def make_app() -> App:
         version=piecework.__version__,
         version_flags=["--version"],
     )
-    looking = (look.explain, look.dump, look.check, traffic.traffic, report.report, bisect.bisect)
-    measuring = (doctor.doctor, bench.bench, trace.trace)
-    for command in (commands.generate, commands.build, serve.serve, serve.prewarm, *looking, *measuring):
-        app.command(command)
-    app.command(store.make_app())
+    for name, module in _COMMANDS.items():
+        place = f"piecework.cli.{module}"
+        app.command(f"{place}:{name}" if typed in _COMMANDS else getattr(import_module(place), name), name=name)
     return app
 
 

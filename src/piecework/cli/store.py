@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 Key = Annotated[str, Parameter(name="KEY", help="A record's key, or as much of its beginning as names one.")]
 
 
-def make_app() -> App:
-    """Return the parser of `piecework store`."""
-    app = App(name="store", help="Look at a store, keep it within bounds, carry it, and say whom to believe.")
-    app.command(list_records, name="ls")
-    for command in (show, stat, gc, verify, why, keygen, sign, trust):
-        app.command(command)
-    for carry in (push, pull):
-        app.command(carry)
-    app.command(export_file, name="export")
-    app.command(import_file, name="import")
-    return app
-
-
 def list_records(
     *,
     kind: Annotated[str, Parameter(help="Records of one kind: program, artifact or probe.", metavar="KIND")] = "",
@@ -252,3 +239,11 @@ def _tell_archived(verb: str, found: dict[str, Any], output: OutputFlags) -> Non
         print_json(found)
     else:
         print(f"{verb} {len(found['records'])} records and {found['blobs']} blobs, {size_text(found['size_bytes'])}")
+
+
+store = App(name="store", help="Look at a store, keep it within bounds, carry it, and say whom to believe.")
+store.command(list_records, name="ls")
+for _command in (show, stat, gc, verify, why, keygen, sign, trust, push, pull):
+    store.command(_command)
+store.command(export_file, name="export")
+store.command(import_file, name="import")
