@@ -123,6 +123,16 @@ class SplitDone(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CutInside(Event):
+    """A graph that was compiled whole for a range was cut in its text; counts as in `SplitDone`."""
+
+    piece: str
+    range: str
+    regions: int
+    opaque: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassDone(Event):
     """A pass ran over a graph or a piece: how often it matched, and in `note` what its author should know."""
 

@@ -17,6 +17,7 @@ NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
 DEFAULT_PASSES: tuple[str, ...] = ()
 MODES = (NONE, STOCK, TRACE_ONCE, PIECEWISE)
 BASES = ("all", "none")  # of `custom_ops`
+PARTITIONS = FX, BY_COMPILER, UNCUT = ("fx", "inductor", "none")
 COMPILERS = ("eager", "aot_eager", "inductor")
 BY_PHASE = "by phase"  # decode full, prefill as the mode allows
 ONE_RANGE = ((1, 8192),)
@@ -54,6 +55,9 @@ class CompileOptions:
     )
     split_ops_only: tuple[str, ...] | None = _option(
         None, keyed=True, text="the whole list of operators to cut at; empty = the whole graph"
+    )
+    partition: str = _option(
+        FX, keyed=True, text="where the graph is cut: fx, before compiling; inductor, in what that made; none, nowhere"
     )
     split_at_guards: bool = _option(
         True, keyed=True, text="trace anew on each side of a size at which the model branches; without it an error"
@@ -105,6 +109,12 @@ class CompileOptions:
                     "`split_ops` and `split_ops_only` are both given",
                     hint="split_ops adds to what is declared, split_ops_only replaces it: give one",
                 )
+        if self.partition not in PARTITIONS:
+            raise OptionError(f"partition `{self.partition}` is unknown", hint=_near(str(self.partition), PARTITIONS))
+        for name in ("mode",) * (self.mode == TRACE_ONCE) + ("merge_consecutive",) * (not self.merge_consecutive):
+            if self.partition == BY_COMPILER or (self.partition == UNCUT and name == "mode"):
+                what = f"`partition` is `{self.partition}` and `{name}` is `{getattr(self, name)}`, which contradict"
+                raise OptionError(what, hint=f"leave `{name}` out, or give partition `{FX}`")
         if isinstance(self.compiler, str) and self.compiler not in COMPILERS:
             raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
         if not (isinstance(self.compiler, str | None) or _is_compiler(self.compiler) or callable(self.compiler)):
@@ -124,14 +134,13 @@ class CompileOptions:
         for name in (each.name for each in fields(self) if isinstance(each.default, bool) or each.name == "autotune"):
             if not isinstance(getattr(self, name), bool) and not (name == "autotune" and self.autotune is None):
                 raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")
-        budget = self.compile_budget_s
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
+        if isinstance(budget := self.compile_budget_s, bool) or not isinstance(budget, int | float) or not budget >= 0:
             raise OptionError(f"`compile_budget_s` is `{budget!r}`", hint="give seconds, or 0 for no limit")
         if not isinstance(self.debug_folder, str):
             raise OptionError(f"`debug_folder` is `{self.debug_folder!r}`", hint="give a path as text")
         if self.evaluate_guards and self.mode in (NONE, STOCK):
-            hint = "evaluate guards in mode piecewise or trace_once"
-            raise OptionError(f"`evaluate_guards` has no meaning in mode `{self.mode}`, which has no trace", hint=hint)
+            what = f"`evaluate_guards` has no meaning in mode `{self.mode}`, which has no trace"
+            raise OptionError(what, hint="evaluate guards in mode piecewise or trace_once")
         if self.optimization_level > 3:
             raise OptionError(f"optimization level `{self.optimization_level}` is unknown", hint="use 0, 1, 2 or 3")
 

@@ -22,7 +22,7 @@ from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
 from piecework.store.protocol import PROGRAM, KernelStore
 from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_sources
-from piecework.values.artifact import Compiler
+from piecework.values.artifact import Compiler, keeping_apart
 from piecework.values.declaration import Dynamic
 from piecework.values.digest import digest_data
 from piecework.values.graph import OPAQUE, PIECE, Plan, SymbolSource, TracedGraph
@@ -70,6 +70,7 @@ class Request:
     split_ops: tuple[str, ...]
     split_ops_only: tuple[str, ...] | None
     merge_consecutive: bool
+    partition: str
     split_at_guards: bool
     evaluate_guards: bool
     compiler: Compiler
@@ -190,7 +191,7 @@ def _build_side(
 ) -> tuple[str, Record]:
     from piecework.stages.compile import Job, compile_jobs
     from piecework.stages.graph_text import leave_graph
-    from piecework.stages.notes import notes_of
+    from piecework.stages.notes import notes_of, tell_cuts
     from piecework.stages.record import make_record
     from piecework.stages.rewrite import naming_cuts, rewrite
     from piecework.stages.split import split
@@ -198,35 +199,31 @@ def _build_side(
     from piecework.values.narrow import assign, refine
 
     traced, bounds = request.witness("traced", side.traced), hull(ranges)
+    traced = replace(traced, split_ops=split_ops)
     with phase(observer, "passes"):
-        traced = replace(traced, split_ops=split_ops)
         traced, reports = rewrite(traced, request.passes, request.compiler, observer, request.witness)
     with phase(observer, "split"):
-        cut = request.witness("split", split(traced, split_ops, merge_consecutive=request.merge_consecutive))
+        cut = split(traced, split_ops, merge_consecutive=request.merge_consecutive, partition=request.partition)
+    cut = request.witness("split", cut)
     with phase(observer, "unique"):
         plan = request.witness("plan", unique(cut))
     own = clip(ranges, side.bounds)
     boxes = boxes_of(plan.regions, combinations(own))
     jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
-    observer(
-        SplitDone(
-            regions=len(plan.regions), opaque=plan.count(OPAQUE), sites=plan.count(PIECE),
-            distinct=len(plan.pieces), artifacts=len(jobs),
-        )  # fmt: skip
-    )
+    counts = {"opaque": plan.count(OPAQUE), "sites": plan.count(PIECE), "distinct": len(plan.pieces)}
+    observer(SplitDone(regions=len(plan.regions), artifacts=len(jobs), **counts))
     with phase(observer, "compile", f"{len(jobs)} artifacts"), naming_cuts(plan):
         parts = compile_jobs(
-            jobs, request.compiler, request.fall_back, request.toolchain, store, observer,
-            environment=request.environment, cpp_compiler=request.cpp_compiler,
-            budget_s=request.budget_s, threads=request.threads,
-            check=(check := _check_of(request, source, traced, plan, store)),
+            jobs, keeping_apart(request.compiler, plan.inside), request.fall_back, request.toolchain, store, observer,
+            environment=request.environment, cpp_compiler=request.cpp_compiler, budget_s=request.budget_s,
+            threads=request.threads, check=(check := _check_of(request, source, traced, plan, store)),
         )  # fmt: skip
         own = refine(own, plan.regions, parts)
         artifacts = assign(own, plan.regions, parts)
+        tell_cuts(artifacts, plan, store, observer)
     with phase(observer, "record"):
         evidence = collect(traced.guards, traced.code, traced.constants)
-        where = "" if side.bounds == bounds else format_box(side.bounds)
-        factors = factors_of_side(request.factors, where, siblings)
+        factors = factors_of_side(request.factors, "" if side.bounds == bounds else format_box(side.bounds), siblings)
         notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
         record = make_record(
             traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,

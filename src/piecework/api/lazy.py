@@ -15,6 +15,8 @@ from piecework.runtime.lazy_sizes import Loaded, OnDemand
 from piecework.seam.forbid import is_forbidden
 from piecework.stages.load import load_artifacts
 from piecework.store.protocol import ARTIFACT, KernelStore
+from piecework.values.artifact import keeping_apart
+from piecework.values.graph import inside
 from piecework.values.record import Record
 from piecework.values.shapes import Box, Range, box_for, combinations, format_box, parse_range
 from piecework.values.verdict import Check, let_pass
@@ -52,11 +54,12 @@ class SizeCompiler:
         from piecework.stages.compile import Job, compile_jobs
 
         request, store = self._request, self._store
+        compiler = keeping_apart(request.compiler, inside(record.partition, record.split_ops))
         texts = [store.read_blob(piece.text).decode() for piece in record.pieces]
         boxes = boxes_at(record, size)
         jobs = [Job(number, texts[number], text, box) for (number, text), box in boxes.items()]
         parts = compile_jobs(
-            jobs, request.compiler, request.fall_back, request.toolchain, store, self._observer,
+            jobs, compiler, request.fall_back, request.toolchain, store, self._observer,
             environment=request.environment, cpp_compiler=request.cpp_compiler,
             budget_s=request.budget_s, check=self._check(),
         )  # fmt: skip

@@ -15,6 +15,8 @@ from piecework.events import Observer
 from piecework.seam.surroundings import variables
 from piecework.store.protocol import ARTIFACT, PROGRAM, Store
 from piecework.store.verifying import Difference, VerifyingStore
+from piecework.values.artifact import keeping_apart
+from piecework.values.graph import inside
 from piecework.values.key import artifact_factors, differing
 from piecework.values.record import record_from
 from piecework.values.shapes import parse_box
@@ -39,7 +41,7 @@ def recompile(store: Store, *, observer: Observer | None = None) -> Recompiled:
 
     audit = VerifyingStore(store, observer=observer or report_to_log)
     skipped: dict[str, str] = {}
-    for number, (key, (text, device)) in enumerate(sorted(_artifacts(store, skipped).items())):
+    for number, (key, (text, device, apart)) in enumerate(sorted(_artifacts(store, skipped).items())):
         try:
             factors = store.read_record(ARTIFACT, key)["factors"]
         except StoreError as error:
@@ -50,7 +52,7 @@ def recompile(store: Store, *, observer: Observer | None = None) -> Recompiled:
             skipped[key] = f"compiler `{name}` is an object of another process"
             continue
         tools, around, cpp = surroundings_of(device, name, read_variables((*variables(device), "CXX")))
-        compiler = select_compiler(name)
+        compiler = keeping_apart(select_compiler(name), apart)
         version = {"name": name, "version": compiler.version}
         whole = {**tools, "cpp_compiler": cpp} if cpp else tools
         moved = differing(factors, artifact_factors(text, box, version, whole, around))
@@ -64,15 +66,16 @@ def recompile(store: Store, *, observer: Observer | None = None) -> Recompiled:
     return Recompiled(audit.compared, tuple(audit.differences), skipped)
 
 
-def _artifacts(store: Store, skipped: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the artifacts that program records name, each with its piece's text and its device."""
-    found: dict[str, tuple[str, str]] = {}
+def _artifacts(store: Store, skipped: dict[str, str]) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """Return the artifacts that program records name, with the piece's text, its device and opaque operators inside."""
+    found: dict[str, tuple[str, str, tuple[str, ...]]] = {}
     for key in store.list_records(PROGRAM):
         try:
             record: Any = record_from(store.read_record(PROGRAM, key))
             for piece in record.pieces:
                 text = store.read_blob(piece.text).decode()
-                found |= dict.fromkeys(piece.artifacts.values(), (text, record.device))
+                apart = inside(record.partition, record.split_ops)
+                found |= dict.fromkeys(piece.artifacts.values(), (text, record.device, apart))
         except StoreError as error:
             skipped[key] = error.message
     return found

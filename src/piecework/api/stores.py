@@ -12,6 +12,7 @@ from piecework.errors import CorruptEntry, OptionError
 from piecework.events import (
     ArtifactCompiled,
     ArtifactReused,
+    CutInside,
     FallBack,
     Observer,
     PassDone,
@@ -108,6 +109,9 @@ def report_to_log(event: Any) -> None:
             log.warning("%spass %s: %s", part, event.name, event.note)
         case SplitDone():
             log.info("%s%d regions, %d distinct pieces", part, event.regions, event.distinct)
+        case CutInside():
+            counts = f"{event.regions} regions, {event.opaque} opaque"
+            log.info("%s%s for %s is cut into %s", part, event.piece, event.range, counts)
         case ArtifactCompiled():
             log.info("%scompiled %s for %s in %.1f s", part, event.piece, event.range, event.elapsed_s)
             _tell_nearest(event)

@@ -145,11 +145,11 @@ def _counts(start: Start, record: Record | None) -> dict[str, Any]:
     from piecework.events import phase
 
     with phase(start.observer, "answer"):
-        from piecework.diagnostics.counts import count_regions
+        from piecework.diagnostics.cuts import count_cuts
 
     counters = start.counters
     return {
-        **(count_regions(record) if record is not None else {}),
+        **(count_cuts(record, start.store) if record is not None else {}),
         "mode": start.settings.options.mode,
         "store": start.settings.store.store,
         "compiled": counters.compiled,

@@ -17,6 +17,7 @@ _NAMES = {
     "level": "mode",
 }
 _ENDPOINTS = ("compile_ranges_endpoints", "compile_ranges_split_points")
+_GRAPH_PARTITION = "use_inductor_graph_partition"
 _MODES = {
     "NONE": "none",
     "STOCK_TORCH_COMPILE": "stock",
@@ -59,6 +60,8 @@ def own_names(given: Mapping[str, Any], maximum: int) -> dict[str, Any]:
     for name, value in given.items():
         if name in _ENDPOINTS:
             name, value = "ranges", ranges_between(value, maximum)
+        if name == _GRAPH_PARTITION:
+            name, value = "partition", "inductor" if value else "fx"
         name = _NAMES.get(name, name)
         if name in found:
             raise OptionError(f"option `{name}` is given twice, under two names", hint="give it once")

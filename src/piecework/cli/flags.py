@@ -83,6 +83,14 @@ class CompileFlags:
     split_ops_only: Annotated[
         str | None, flag(COMPILE_GROUP, "The whole list of operators to cut at; empty: no cut.", metavar="OPS")
     ] = None
+    partition: Annotated[
+        str | None,
+        flag(
+            COMPILE_GROUP,
+            "Where the graph is cut: fx, before compiling; inductor, in what was compiled whole; none, nowhere.",
+            metavar="WHERE",
+        ),
+    ] = None
     compilation_config: Annotated[
         list[str] | None,
         flag(

@@ -108,12 +108,12 @@ def dump(
             observer=start.observer,
             offline=model_flags.offline,
         )
-        from piecework.diagnostics.counts import count_regions
+        from piecework.diagnostics.cuts import count_cuts
 
         found = {
             "folder": str(folder),
             "key": key,
-            **count_regions(record),
+            **count_cuts(record, start.store),
             "compiled": start.counters.compiled,
             "written": {"pieces": len(record.pieces), "artifacts": artifacts},
             "timings": start.counters.timings(),

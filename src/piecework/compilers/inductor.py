@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from piecework.seam.check import check_seam
 from piecework.seam.convention import check_convention
 from piecework.seam.cpp_build import CppBuildError, CppBuilds, ask_compiler
+from piecework.seam.cut_text import release_early
 from piecework.seam.failures import compile_error
 from piecework.seam.guards import assumed_guards
 from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_inductor
@@ -46,8 +47,10 @@ class InductorCompiler:
         threads: int | None = None,
         working_folder: str | None = None,
         rewrite: PieceRewrite | None = None,
+        apart: Sequence[str] = (),
     ) -> None:
         self._rewrite = rewrite
+        self._apart = tuple(sorted(apart))
         self._options = dict(options or {})
         self._threads = threads or torch.get_num_threads()
         self._parent = working_folder
@@ -58,8 +61,18 @@ class InductorCompiler:
 
     def with_passes(self, rewrite: PieceRewrite) -> InductorCompiler:
         """Return a compiler that runs passes over each functional piece."""
+        return self._with(rewrite, self._apart)
+
+    def keeping_apart(self, operators: Sequence[str]) -> InductorCompiler:
+        """Return a compiler for pieces with opaque operators inside, as `ns::op`.
+
+        Their calls stand side by side where they can, and what they are handed is written over by nothing else.
+        """
+        return self._with(self._rewrite, operators)
+
+    def _with(self, rewrite: PieceRewrite | None, apart: Sequence[str]) -> InductorCompiler:
         return InductorCompiler(
-            options=self._options, threads=self._threads, working_folder=self._parent, rewrite=rewrite
+            options=self._options, threads=self._threads, working_folder=self._parent, rewrite=rewrite, apart=apart
         )
 
     @property
@@ -67,7 +80,8 @@ class InductorCompiler:
         """What beside piece, range and machine decides the artifact."""
         extra = f" options={digest_data(self._options)[:16]}" if self._options else ""
         passes = f" passes={self._rewrite.digest}" if self._rewrite is not None else ""
-        return f"format={FORMAT} torch={torch.__version__} threads={self._threads}{extra}{passes}"
+        apart = f" apart={','.join(self._apart)}" if self._apart else ""
+        return f"format={FORMAT} torch={torch.__version__} threads={self._threads}{extra}{passes}{apart}"
 
     def __enter__(self) -> InductorCompiler:
         self._open = contextlib.ExitStack()  # the folder is made by the first piece: there may be none to compile
@@ -107,7 +121,8 @@ class InductorCompiler:
         with sub_phase("rebuild"):
             piece = rebuild_piece(text, box)
         options = {"cpp.threads": self._threads, **self._options}
-        output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite)
+        apart = frozenset(self._apart)
+        output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite, apart=apart)
         with sub_phase("guards"):
             guards = assumed_guards(piece, box)
         facts = _facts(piece, output)
@@ -125,9 +140,8 @@ class InductorCompiler:
         stripped = strip_output(output.source, piece.names, piece.weight_names, read_constants(output), aligned)
         check_convention(piece.names, output.metadata, stripped)
         kernels, more = read_kernels(output, stripped.kernels, self._builds)
-        return Artifact(
-            INDUCTOR, stripped.text, kernels, guards, facts | {"namespaces": list(stripped.namespaces)} | more
-        )
+        text = release_early(stripped.text) if self._apart else stripped.text
+        return Artifact(INDUCTOR, text, kernels, guards, facts | {"namespaces": list(stripped.namespaces)} | more)
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[None]:

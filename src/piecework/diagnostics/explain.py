@@ -8,7 +8,8 @@ from typing import Any
 
 from piecework.api.folder import folder_request
 from piecework.api.location import locate
-from piecework.diagnostics.counts import EMPTY, count_regions
+from piecework.diagnostics.counts import EMPTY
+from piecework.diagnostics.cuts import count_cuts, cuts_of
 from piecework.errors import ArtifactMissing, CorruptEntry
 from piecework.events import Observer, ignore
 from piecework.models.folder import open_folder
@@ -18,7 +19,7 @@ from piecework.stages.evidence import why_stale
 from piecework.stages.find import find_record
 from piecework.store.memory import MemoryStore
 from piecework.store.protocol import ARTIFACT, SharedStore, Store
-from piecework.values.artifact import TEXT, Artifact
+from piecework.values.artifact import TEXT, Artifact, Compiler, keeping_apart
 from piecework.values.record import Record, decode_evidence
 from piecework.values.shapes import Box
 from piecework.values.sources import readable_source, readable_value
@@ -29,9 +30,14 @@ __all__ = ["EMPTY", "explain_guards", "explain_record", "find_or_plan"]
 class NamedOnly:
     """Stand for a compiler by its name and version, so that artifacts get their keys; compile nothing."""
 
-    def __init__(self, name: str, version: str) -> None:
-        self.name = name
-        self.version = version
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self.name = compiler.name
+        self.version = compiler.version
+
+    def keeping_apart(self, operators: Sequence[str]) -> NamedOnly:
+        """Stand for the compiler as it is for pieces with opaque operators inside."""
+        return NamedOnly(keeping_apart(self._compiler, operators))
 
     def compile(self, text: str, box: Box) -> Artifact:
         """Return the text itself."""
@@ -59,7 +65,7 @@ def find_or_plan(
     )
     if found is not None:
         return (*found, store)
-    only = NamedOnly(request.compiler.name, request.compiler.version)
+    only = NamedOnly(request.compiler)
     planned = MemoryStore()
     return (*build(replace(request, compiler=only), planned, ignore), planned)
 
@@ -67,6 +73,7 @@ def find_or_plan(
 def explain_record(key: str, record: Record, where: Store, store: Store) -> dict[str, Any]:
     """Return a record as plain data; its texts lie in `where`, and artifacts are looked for in `store`."""
     pieces = [_explain_piece(number, record, where, store) for number in range(len(record.pieces))]
+    cuts = cuts_of(record, store)
     missing = [
         {"piece": piece["number"], "range": box, "artifact": artifact["key"]}
         for piece in pieces
@@ -76,12 +83,13 @@ def explain_record(key: str, record: Record, where: Store, store: Store) -> dict
     return {
         "key": key,
         "is_stored": where is store,
-        **count_regions(record),
+        **count_cuts(record, store),
+        "cuts_by_range": {box: each.counts() for box, each in cuts.items() if box},
         "declared_by": dict(record.operators),
         "pieces": pieces,
         "passes": [dict(report) for report in record.notes.get("passes", ())],
         "operators": dict(record.factors["code"].get("operators", {})),
-        "cuts": _cuts(record.regions),
+        "cuts": [dict(region) for region in next(iter(cuts.values())).regions],
         "missing_artifacts": missing,
         "bytes": sum(_size_of_each(pieces).values()),
         "inputs": [{"path": leaf["path"], "spec": leaf["spec"]} for leaf in record.inputs],
@@ -145,15 +153,3 @@ def _explain_artifact(key: str, store: Store) -> dict[str, Any]:
 def _size_of_each(pieces: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     artifacts = [artifact for piece in pieces for artifact in piece["artifacts"].values()]
     return {artifact["key"]: artifact.get("size_bytes", 0) for artifact in artifacts}
-
-
-def _cuts(regions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the regions in order: which piece, or which operators with the names that they carry."""
-    found: list[dict[str, Any]] = []
-    for index, region in enumerate(regions):
-        if region["kind"] == "piece":
-            found.append({"region": index, "kind": "piece", "piece": region["piece"]})
-        else:
-            calls = [call["operator"] for call in region["calls"]]
-            found.append({"region": index, "kind": region["kind"], "calls": calls})
-    return found

@@ -17,7 +17,8 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         f"{found['distinct']} distinct pieces" + (f", {found['inline']} inline" if found["inline"] else ""),
         *(f"ranges      {name}: {', '.join(cuts)}" for name, cuts in found["sizes"].items()),
         f"artifacts   {found['artifacts']}, of which {len(found['missing_artifacts'])} are not stored",
-        "cut at      " + (", ".join(_declared(name, found) for name in found["split_ops"]) or "nothing: one piece"),
+        _cut_line(found),
+        *_differing_cuts(found["cuts_by_range"]),
         f"operators   {_operators(found['operators'])}",
         *(line for report in found["passes"] for line in _pass_lines(report)),
         *(f"capture     {line}" for line in found.get("capture", [])),
@@ -31,6 +32,22 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         lines += ["", f"not started from the store: {miss['reason']}"]
         lines += [f"  differs: {each}" for each in miss["factors"]]
     return lines
+
+
+def _cut_line(found: Mapping[str, Any]) -> str:
+    """Say at which operators the graph is cut, and when; or that it is whole, and what is called inside."""
+    names = ", ".join(_declared(name, found) for name in found["split_ops"])
+    if found["partition"] == "none":
+        return f"cut at      nothing: one piece{f', with {names} inside' if names else ''}"
+    when = ", in what was compiled of the whole graph" if names and found["partition"] == "inductor" else ""
+    return f"cut at      {names or 'nothing: one piece'}{when}"
+
+
+def _differing_cuts(by_range: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Say of each range how it is cut, where ranges differ."""
+    if len({tuple(counts.items()) for counts in by_range.values()}) < 2:
+        return []
+    return [f"            {box}: {c['opaque']} opaque, {c['sites']} sites" for box, c in by_range.items()]
 
 
 def _declared(name: str, found: Mapping[str, Any]) -> str:

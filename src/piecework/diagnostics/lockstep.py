@@ -22,6 +22,7 @@ from piecework.runtime.signature import compile_check
 from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.seam.loader import load
 from piecework.stages.bind import bind
+from piecework.stages.bind.outline import whole_outline
 from piecework.stages.verify.beside import Expected, expect, own_inputs
 from piecework.store.artifacts import read_artifact
 from piecework.store.protocol import KernelStore
@@ -103,7 +104,7 @@ class Lockstep:
         assert bound is not None
         self._static = {v: _tensor(weights, b) for v, b in record.values.items() if b["kind"] in _STATIC}
         runs = [
-            partial(self._walk, bound_run(run, bound.outline()), box)
+            partial(self._walk, bound_run(run, whole_outline(record)), box)
             for run, box in zip(bound.runs, bound.boxes, strict=True)
         ]
         self._call, _ = compile_check(bound.leaves, bound.checked, runs, elsewhere)

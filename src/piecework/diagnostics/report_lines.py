@@ -14,6 +14,7 @@ from piecework.events import (
     ArtifactCompiled,
     ArtifactLoaded,
     ArtifactReused,
+    CutInside,
     Event,
     FallBack,
     GraphWritten,
@@ -69,6 +70,11 @@ class ReportLines:
                 self._tell(
                     event, "%d regions: %d opaque, %d sites of %d distinct pieces",
                     event.regions, event.opaque, event.sites, event.distinct,
+                )  # fmt: skip
+            case CutInside():
+                self._tell(
+                    event, "%s, %s, is cut into %d regions, %d opaque",
+                    event.piece, event.range, event.regions, event.opaque,
                 )  # fmt: skip
             case ArtifactCompiled():
                 start.compiled += 1

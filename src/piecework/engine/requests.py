@@ -81,6 +81,7 @@ def request_for(
         split_ops=() if whole else settings.split_ops,
         split_ops_only=() if whole else settings.split_ops_only,
         merge_consecutive=settings.merge_consecutive,
+        partition=settings.partition,
         split_at_guards=settings.split_at_guards,
         evaluate_guards=settings.evaluate_guards,
         compiler=compiler,

@@ -18,22 +18,33 @@ from piecework.values.shapes import Range
 
 @dataclass(frozen=True)
 class RegionText:
-    """One region as lines of the program's code; `operators` are those that its opaque calls make."""
+    """One region as lines of the program's code; `operators` are those that its opaque calls make.
+
+    A part of a compiled piece is a `source` instead, a function `region` of `arguments` over the globals of the piece
+    that `host` names.
+    """
 
     kind: str
     name: str
     lines: tuple[str, ...]
     results: tuple[str, ...]
     operators: tuple[str, ...] = ()
+    source: str = ""
+    host: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A program's code, region by region: `parameters` are what it is called with, `result` an expression."""
+    """A program's code, region by region: `parameters` are what it is called with, `result` an expression.
+
+    `inside` are opaque operators that pieces call.
+    """
 
     parameters: tuple[str, ...]
     regions: tuple[RegionText, ...]
     result: str
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Bound:
     checked: Checked
     runs: tuple[Callable[..., Any], ...]
     boxes: tuple[Mapping[str, Range], ...]
-    outline: Callable[[], Outline]
+    outline: Callable[[int], Outline]
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,14 @@ def bound_run(run: Callable[..., Any], outline: Outline) -> BoundRun:
     known = dict.fromkeys(outline.parameters)
     regions: list[BoundRegion] = []
     for text in outline.regions:
+        if text.source:
+            own = dict(space[text.host].__globals__)
+            exec(compile(text.source, f"<piecework {text.name}>", "exec"), own)
+            regions.append(
+                BoundRegion(text.kind, text.name, own["region"], text.arguments, text.results, text.operators)
+            )
+            known |= dict.fromkeys(text.results)
+            continue
         arguments = tuple(name for name in _names_read(text.lines) if name in known and name not in text.results)
         returned = f"return ({', '.join(text.results)}{',' if len(text.results) == 1 else ''})"
         call = (

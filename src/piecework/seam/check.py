@@ -36,6 +36,8 @@ _COMPILER_NAMES = (
     ("torch._inductor.codecache", "_HEADER_DIR", "the private folder"),
     ("torch._inductor.runtime.cache_dir_utils", "cache_dir", "the private folder"),
     ("torch._inductor.config", "get_config_copy", "the compiler's settings"),
+    ("torch._inductor.custom_graph_pass", "CustomSchedulerPass", "keeping opaque calls apart in whole graphs"),
+    ("torch._inductor.virtualized", "V", "keeping opaque calls apart in whole graphs"),
     ("torch._inductor.cpu_vec_isa", "pick_vec_isa", "the facts of an artifact"),
     ("torch._inductor.cpp_builder", "get_compiler_version_info", "the facts of an artifact"),
     ("torch._functorch._aot_autograd.schemas", "ViewAndMutationMeta", "the calling convention"),

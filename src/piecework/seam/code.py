@@ -12,6 +12,7 @@ import torch
 
 from piecework.errors import BindError
 from piecework.seam.arena import StaticCode, split_static
+from piecework.seam.cut_text import TextRegion, cut_text
 
 Piece = Callable[..., tuple[Any, ...]]
 _SplitKey = tuple[tuple[str, ...], frozenset[int], tuple[str, ...]]
@@ -34,16 +35,19 @@ class LoadedCode:
     """
 
     def __init__(
-        self, call: CodeType, names: Mapping[str, Any], weights: Sequence[str], prepare: Any = None, text: str = ""
-    ) -> None:
+        self, call: CodeType, names: Mapping[str, Any], weights: Sequence[str], prepare: Any = None, text: str = "",
+        *, source: Callable[[], str] | None = None,
+    ) -> None:  # fmt: skip
         self._call = call
         self._names = dict(names)
         self._weights = tuple(weights)
         self._prepare = prepare
         self._text = text
+        self._source = source or (lambda: text)
         self._splits: dict[_SplitKey, StaticCode | None] = {}
         self._inside: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._opaque: Mapping[str, str] = {}
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,6 +57,18 @@ class LoadedCode:
     def bind(self, weights: Sequence[Any]) -> Piece:
         """Return a callable of (symbols…, activations…) that uses `weights`, in the text's order."""
         return FunctionType(self._call, self._globals_for(weights), "piece")
+
+    def with_bodies(self, bodies: Mapping[str, Any]) -> LoadedCode:
+        """Return code that calls bodies in the places of operators, by `ns::op`; others stay as they are."""
+        called = calls_of(self._names, bodies)
+        names = self._names | {name: bodies[operator] for name, operator in called.items()}
+        made = LoadedCode(self._call, names, self._weights, self._prepare, self._text, source=self._source)
+        made._opaque = called
+        return made
+
+    def regions(self) -> tuple[TextRegion, ...]:
+        """Cut the code at the operators whose bodies it was given."""
+        return cut_text(self._source(), self._opaque)
 
     def bind_static(
         self,
@@ -112,6 +128,17 @@ class LoadedCode:
         return names
 
 
+def calls_of(names: Mapping[str, Any], operators: Collection[str]) -> dict[str, str]:
+    """Return which of a text's globals are one of the operators `ns::op`."""
+    found = {}
+    for name, value in names.items():
+        if isinstance(value, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+            whole = value._qualified_op_name if isinstance(value, torch._ops.OpOverloadPacket) else value._name
+            if (short := whole.partition(".")[0]) in operators:
+                found[name] = short
+    return found
+
+
 class FunctionCode:
     """A piece that a given function runs: torch's own `CompiledArtifact`, or what a compiler of the user's made.
 
@@ -130,6 +157,14 @@ class FunctionCode:
         if getattr(function, "_boxed_call", False):
             return lambda *args: tuple(function([*args, *bound]))
         return lambda *args: tuple(function(*args, *bound))
+
+    def with_bodies(self, bodies: Mapping[str, Any]) -> FunctionCode:
+        """Return the piece as it is: what a function calls inside cannot be told."""
+        return self
+
+    def regions(self) -> tuple[TextRegion, ...]:
+        """Say that there is no text to cut."""
+        return ()
 
     def bind_static(
         self,

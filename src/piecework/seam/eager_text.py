@@ -19,6 +19,22 @@ def prepare_text(text: str) -> tuple[CodeType, dict[str, Any], tuple[str, ...]]:
     The text is held to its grammar: assignments of calls, and one return. Functions are found once instead of at every
     call; weights become globals; a value is deleted after its last use, so that its memory is free as early as can be.
     """
+    function, names, weights = _prepare(text)
+    exec(compile(ast.fix_missing_locations(ast.Module([function], [])), "<piece>", "exec"), names)
+    return names[function.name].__code__, names, weights
+
+
+def prepared_source(text: str) -> str:
+    """Return what `prepare_text` makes code of, as text over the same globals."""
+    return ast.unparse(ast.fix_missing_locations(_prepare(text)[0])) + "\n"
+
+
+def prepared_names(text: str) -> dict[str, Any]:
+    """Return the globals that `prepare_text` gives to the code."""
+    return _prepare(text)[1]
+
+
+def _prepare(text: str) -> tuple[ast.FunctionDef, dict[str, Any], tuple[str, ...]]:
     tree = ast.parse(text)
     function = tree.body[0] if len(tree.body) == 1 else None
     if not isinstance(function, ast.FunctionDef):
@@ -31,8 +47,7 @@ def prepare_text(text: str) -> tuple[CodeType, dict[str, Any], tuple[str, ...]]:
     for argument in function.args.args:
         argument.annotation = None
     function.body = _free_early(body, {a.arg for a in function.args.args})
-    exec(compile(ast.fix_missing_locations(tree), "<piece>", "exec"), names)
-    return names[function.name].__code__, names, weights
+    return function, names, weights
 
 
 def _is_weight(argument: ast.arg) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from piecework.errors import CompileError
+from piecework.seam.apart import scheduler_pass
 from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
 from piecework.seam.failures import compile_error
 from piecework.seam.rebuild import RebuiltPiece
@@ -132,15 +133,17 @@ def run_inductor(
     *,
     is_trusting: bool = True,
     rewrite: PieceRewrite | None = None,
+    apart: frozenset[str] = frozenset(),
 ) -> CompilerOutput:
     """Lower a piece inside `private_folder`; `options` are Inductor's own, on top of ours.
 
     C++ kernels are left as sources. `is_trusting` takes the processor's vector instructions for the compiler's.
-    `rewrite` are passes over the functional graph, before Inductor's own.
+    `rewrite` are passes over the functional graph, before Inductor's own. `apart` are opaque operators inside.
     """
+    arranged = {"_post_fusion_custom_pass": scheduler_pass(apart), "reorder_for_peak_memory": False} if apart else {}
     trusted = {"cpp.vec_isa_ok": True} if is_trusting else {"cpp.vec_isa_ok": None}
     try:
-        return _compile(piece, {**_SETTINGS, **trusted, **options}, is_trusting, rewrite)
+        return _compile(piece, {**_SETTINGS, **trusted, **arranged, **options}, is_trusting, rewrite)
     except Exception as error:
         raise compile_error(error, box) from error
 

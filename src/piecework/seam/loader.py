@@ -9,8 +9,10 @@ import importlib.machinery
 import importlib.util
 import math
 import os
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +20,9 @@ from typing import Any
 import torch
 
 from piecework.errors import BindError, Incompatible, StoreError
-from piecework.seam.code import FunctionCode, LoadedCode
-from piecework.seam.eager_text import prepare_text
+from piecework.seam.code import FunctionCode, LoadedCode, calls_of
+from piecework.seam.cut_text import TextRegion, cut_text
+from piecework.seam.eager_text import prepare_text, prepared_names, prepared_source
 from piecework.seam.launch import make_launcher
 from piecework.seam.objects import load_object
 from piecework.seam.probe import missing_for
@@ -36,7 +39,7 @@ def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | Functio
     """Make an artifact runnable; `kernel_path` gives the file of a kernel by the digest of its bytes."""
     if artifact.kind == TEXT:
         code, names, weights = prepare_text(artifact.text)
-        return LoadedCode(code, names, weights)
+        return LoadedCode(code, names, weights, source=partial(prepared_source, artifact.text))
     if artifact.kind == OBJECT:
         return load_object(artifact)
     missing = missing_for(artifact.facts.get("machine", {}))
@@ -49,6 +52,21 @@ def load(artifact: Artifact, *, kernel_path: KernelPath) -> LoadedCode | Functio
     if artifact.kind == TORCH:
         return _load_torch(artifact)
     raise Incompatible(f"artifact kind `{artifact.kind}` is unknown to this release", hint="upgrade Piecework")
+
+
+def regions_of(artifact: Artifact, operators: Collection[str]) -> tuple[TextRegion, ...]:
+    """Cut an artifact's text at operators (`ns::op`) without loading it; what has no text of its own has no regions."""
+    if artifact.kind == TEXT:
+        return cut_text(prepared_source(artifact.text), calls_of(prepared_names(artifact.text), operators))
+    if artifact.kind != INDUCTOR:
+        return ()
+    return cut_text(artifact.text, _calls_in_head(artifact.text, operators))
+
+
+def _calls_in_head(text: str, operators: Collection[str]) -> dict[str, str]:
+    """Return the globals that stand for operators, as in `demo_mix_default = torch.ops.demo.mix.default`."""
+    lines = re.findall(r"^(\w+) = torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?$", text, re.MULTILINE)
+    return {name: f"{space}::{op}" for name, space, op in lines if f"{space}::{op}" in operators}
 
 
 def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:

@@ -11,6 +11,7 @@ from piecework.errors import BindError, TraceError
 from piecework.seam.names import find
 from piecework.values.declaration import registry
 from piecework.values.digest import digest_code, digest_text
+from piecework.values.graph import inside
 from piecework.values.record import Record
 
 
@@ -21,7 +22,8 @@ def resolve_bodies(record: Record, given: Mapping[str, Callable[..., Any]]) -> d
     `torch.library.custom_op`, then the operator itself, through the dispatcher.
     """
     bodies: dict[str, Callable[..., Any]] = {}
-    for name in {call["operator"] for region in record.regions for call in region["calls"] if "::" in call["operator"]}:
+    called = {call["operator"] for region in record.regions for call in region["calls"] if "::" in call["operator"]}
+    for name in called | set(inside(record.partition, record.split_ops)):
         short = name.partition(".")[0]
         declared = registry.get(short)
         body = given.get(name) or given.get(short) or (declared.body if declared is not None else None)

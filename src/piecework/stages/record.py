@@ -83,6 +83,7 @@ def make_record(
         result=plan.result,
         pieces=pieces,
         split_ops=plan.split_ops,
+        partition=plan.partition,
         operators={name: _module_of(name) for name in plan.operators},
         constants=store.write_blob(save(_constants(traced, source.model))),
         sources=evidence[1],

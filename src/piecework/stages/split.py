@@ -20,7 +20,7 @@ from piecework.seam.kinds import is_state, is_trivial, names_operator, operator_
 from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
 from piecework.values.declaration import registry
-from piecework.values.graph import INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
+from piecework.values.graph import BY_COMPILER, FX, INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
 from piecework.values.signature import TensorSpec
 
 
@@ -47,8 +47,13 @@ def _is_registered(name: str) -> bool:
     return packet is not None and (not overload or overload in packet.overloads())
 
 
-def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: bool = True) -> SplitGraph:
-    """Cut the graph at `split_ops`; consecutive opaque calls stay together unless told otherwise."""
+def split(
+    traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: bool = True, partition: str = FX
+) -> SplitGraph:
+    """Cut the graph at `split_ops`; consecutive opaque calls stay together unless told otherwise.
+
+    Where `partition` says so it stays whole, with these operators inside: it is cut when it is compiled, or never.
+    """
     graph = traced.graph
     calls = [node for node in graph.nodes if node.op.startswith("call") and not node.meta.get("number")]
     called = {name for node in calls if (name := operator_name(node)) and not name.startswith("aten::")}
@@ -56,18 +61,13 @@ def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: 
     opaque = {node: name for node in calls if (name := names_operator(node, split_ops))}
     _check_registration(opaque.values())
     _check_order(calls)
-    _check_effects(graph, opaque)
-    place: dict[fx.Node, int] = {}
-    region, was_opaque = 0, False
-    for node in calls:
-        if node.target is operator.getitem and node.args[0] in place and _is_tuple(node.args[0]):
-            place[node] = place[node.args[0]]
-            continue
-        is_opaque = node in opaque
-        if is_opaque != was_opaque or (is_opaque and not merge_consecutive):
-            region += 1
-        place[node], was_opaque = region, is_opaque
-    _check_modes(calls, place)
+    names = tuple(sorted(set(opaque.values())))
+    place = _places(calls, opaque, merge_consecutive=merge_consecutive)
+    if partition in (FX, BY_COMPILER):
+        _check_modes(calls, place)
+    if partition != FX:
+        opaque, place = {}, dict.fromkeys(calls, 0)
+    _check_effects(graph, opaque, names)
     take_views_inside(graph, place, opaque)
     groups: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -80,7 +80,25 @@ def split(traced: TracedGraph, split_ops: frozenset[str], *, merge_consecutive: 
         _stretch(_needed(nodes, used), tuple(one), used, nodes[0] in opaque)
         for nodes, one in zip(ordered, inputs, strict=True)
     )
-    return SplitGraph(traced, stretches, tuple(sorted(set(opaque.values()))), tuple(sorted(called)))
+    return SplitGraph(traced, stretches, names, tuple(sorted(called)), partition)
+
+
+def _places(
+    calls: Sequence[fx.Node], opaque: Collection[fx.Node], *, merge_consecutive: bool
+) -> dict[fx.Node, int]:
+    """Return for each call the number of the region that it falls into."""
+    place: dict[fx.Node, int] = {}
+    region, was_opaque = 0, False
+    for node in calls:
+        first = node.args[0] if node.args else None
+        if node.target is operator.getitem and isinstance(first, fx.Node) and first in place and _is_tuple(first):
+            place[node] = place[first]
+            continue
+        is_opaque = node in opaque
+        if is_opaque != was_opaque or (is_opaque and not merge_consecutive):
+            region += 1
+        place[node], was_opaque = region, is_opaque
+    return place
 
 
 def _inputs(ordered: Sequence[Sequence[fx.Node]], opaque: Collection[fx.Node]) -> list[dict[fx.Node, None]]:
@@ -126,9 +144,16 @@ def _check_registration(names: Iterable[str]) -> None:
             )
 
 
-def _check_effects(graph: fx.Graph, opaque: Collection[fx.Node]) -> None:
+def _check_effects(graph: fx.Graph, opaque: Collection[fx.Node], split_ops: Collection[str]) -> None:
     """Refuse a call that is made for an effect which nothing declares: a compiler removes it."""
     for name in unused_calls(graph, opaque):
+        if not opaque and name in {each.partition(".")[0] for each in split_ops}:
+            raise ContractError(
+                f"operator `{name}` is called for nothing: no result of it is used and it declares no effect, so that "
+                "a compiler which sees the whole graph removes the call",
+                hint='cut before compiling, partition="fx", or mark what the operator writes, as in `Tensor(a!) log`',
+                facts={"operator": name, "argument": "result"},
+            )
         raise ContractError(
             f"operator `{name}` is called for nothing: no result of it is used and it declares no effect, so that a "
             "compiler removes the call",

@@ -37,7 +37,7 @@ def unique(cut: SplitGraph) -> Plan:
     graph = _Graph(cut, names)
     regions = tuple(_region(stretch, names, graph, texts) for stretch in cut.stretches)
     result = _resolve_result(cut, names, values)
-    return Plan(tuple(texts), regions, values, result, cut.split_ops, cut.operators)
+    return Plan(tuple(texts), regions, values, result, cut.split_ops, cut.operators, cut.partition)
 
 
 def _name_values(cut: SplitGraph) -> tuple[dict[fx.Node, str], dict[str, Binding]]:

@@ -41,6 +41,12 @@ class LoadedPiece(Protocol):
         """Return a callable of (symbols…, activations…) in the piece text's order that returns a tuple."""
 
 
+def keeping_apart(compiler: Compiler, operators: Sequence[str]) -> Compiler:
+    """Return the compiler for pieces that hold opaque operators, which are to be promised what a cut promises them."""
+    change: Callable[[Sequence[str]], Compiler] | None = getattr(compiler, "keeping_apart", None)
+    return change(operators) if operators and change is not None else compiler
+
+
 @runtime_checkable
 class Compiler(Protocol):
     """Something that compiles one piece for one box; `name` and `version` enter the artifact's key."""

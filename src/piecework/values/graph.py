@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,7 @@ class TracedGraph:
 
 
 PIECE, OPAQUE, INLINE = "piece", "opaque", "inline"
+FX, BY_COMPILER, UNCUT = "fx", "inductor", "none"  # where a graph is cut: before it is compiled, after it, nowhere
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class SplitGraph:
     stretches: tuple[Stretch, ...]
     split_ops: tuple[str, ...]
     operators: tuple[str, ...]
+    partition: str = FX
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Region:
 class Plan:
     """The cut graph as text: distinct pieces, the regions that use them in order, and the result.
 
-    `values` says what each named program input is; every other name is a region's result.
+    `values` says what each named program input is; every other name is a region's result. Where `partition` says that
+    the graph is not cut before it is compiled, `split_ops` stand inside pieces.
     """
 
     pieces: tuple[str, ...]
@@ -146,7 +149,18 @@ class Plan:
     result: Tree
     split_ops: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    partition: str = FX
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The opaque operators, as `ns::op`, that are called inside pieces."""
+        return inside(self.partition, self.split_ops)
 
     def count(self, kind: str) -> int:
         """Return the number of regions of a kind."""
         return sum(region.kind == kind for region in self.regions)
+
+
+def inside(partition: str, split_ops: Sequence[str]) -> tuple[str, ...]:
+    """Return the opaque operators, as `ns::op`, that pieces call where a graph is cut so."""
+    return () if partition == FX else tuple(dict.fromkeys(name.partition(".")[0] for name in split_ops))

@@ -80,6 +80,7 @@ class Record:
     containers: tuple[Any, ...] = ()
     weight_rules: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    partition: str = "fx"
     format: int = FORMAT
 
     @property

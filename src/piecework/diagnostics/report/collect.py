@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from piecework.diagnostics.attribution import attribute
+from piecework.diagnostics.cuts import cuts_of
 from piecework.diagnostics.explain import explain_guards
 from piecework.diagnostics.explain_text import proof_text
 from piecework.diagnostics.report.artifacts import artifact_views
@@ -16,6 +17,7 @@ from piecework.diagnostics.traffic.step import record_traffic, step_sizes
 from piecework.errors import ArtifactMissing, CorruptEntry, PieceworkError
 from piecework.stages.find import read_program, with_siblings
 from piecework.store.protocol import PROGRAM, Store
+from piecework.values.graph import BY_COMPILER
 from piecework.values.record import Record
 from piecework.values.shapes import Range, parse_range
 from piecework.values.view import (
@@ -93,9 +95,10 @@ def _program(key: str, record: Record, run: Run, store: Store) -> ProgramView:
     ranges = {name: tuple(cuts) for name, cuts in record.ranges.items()}
     cuts = [parse_range(text) for text in next(iter(ranges.values()), ())]
     captures = captures_of(run.events)
+    where = next(iter(cuts_of(record, store).values()))
     return ProgramView(
         key=key,
-        regions=tuple(_region(index, region) for index, region in enumerate(record.regions)),
+        regions=tuple(_region(region, record.partition) for region in where.regions),
         pieces=tuple(_piece(number, record, run, store) for number in range(len(record.pieces))),
         ranges=ranges,
         served=served_counts(cuts, captures),
@@ -114,10 +117,12 @@ def _facts(record: Record, store: Store) -> tuple[tuple[str, str, str], ...]:
     return tuple((fact["what"], fact["value"], fact["line"]) for fact in found[:_MANY_FACTS])
 
 
-def _region(index: int, region: Mapping[str, Any]) -> RegionView:
+def _region(region: Mapping[str, Any], partition: str) -> RegionView:
+    if region["kind"] == "piece" and partition == BY_COMPILER:
+        return RegionView(region["region"], "piece", 0, f"part {region['piece']} of piece 0")
     if region["kind"] == "piece":
-        return RegionView(index, "piece", region["piece"], f"piece {region['piece']}")
-    return RegionView(index, region["kind"], -1, " + ".join(call["operator"] for call in region["calls"]))
+        return RegionView(region["region"], "piece", region["piece"], f"piece {region['piece']}")
+    return RegionView(region["region"], region["kind"], -1, " + ".join(region["calls"]))
 
 
 def _piece(number: int, record: Record, run: Run, store: Store) -> PieceView:

@@ -99,7 +99,7 @@ def operator_program(name: str, call: OperatorCall) -> tuple[Record, tuple[str, 
     options = CompileOptions(max_num_batched_tokens=1 << 20, ranges=((1, 1 << 20),), custom_ops=kept).resolve()
     request = make_request(module, (given,), dynamic, options)
     store = MemoryStore()
-    named = NamedOnly(request.compiler.name, request.compiler.version)
+    named = NamedOnly(request.compiler)
     _, record = build(replace(request, compiler=named), store, ignore)
     return record, tuple(store.read_blob(piece.text).decode() for piece in record.pieces)
 

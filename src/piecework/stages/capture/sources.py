@@ -114,19 +114,20 @@ def _refuse_several(program: Program) -> None:
 def _source_of(program: Program, renew: Callable[[], Source], rebind: Callable[[], None]) -> Source:
     bound = program.bound
     assert bound is not None
-    outline = bound.outline()
+    first = bound.outline(0)
     cache: dict[int, BoundRun] = {}
 
     def run_for(sizes: Mapping[str, int]) -> BoundRun:
         for index, box in enumerate(bound.boxes):
             if all(sizes[name] in box[name] for name in sizes):
                 if index not in cache:
-                    cache[index] = bound_run(bound.runs[index], outline)
+                    cache[index] = bound_run(bound.runs[index], bound.outline(index))
                 return cache[index]
         raise CaptureError(f"no artifact of the program serves `{dict(sizes)}`", hint="capture sizes inside its ranges")
 
-    operators = support_of(name for region in outline.regions if region.kind == OPAQUE for name in region.operators)
-    mode = "piecewise" if operators else "trace_once"
+    cut = [name for region in first.regions if region.kind == OPAQUE for name in region.operators]
+    operators = support_of([*cut, *first.inside])
+    mode = "piecewise" if cut else "trace_once"
     return Source(
         mode, bound.leaves, bound.checked, bound.runs, run_for, operators, program.weights,
         _device_of(program.weights.values(), bound.leaves), program.model, program, renew, rebind,

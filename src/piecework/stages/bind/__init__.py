@@ -17,15 +17,16 @@ import torch
 from piecework.runtime.explain import Checked, Leaf
 from piecework.runtime.lazy_sizes import Loaded, OnDemand, add_sizes
 from piecework.runtime.program import Program
-from piecework.runtime.regions import Bound, Outline, RegionText
+from piecework.runtime.regions import Bound
 from piecework.runtime.signature import compile_check
 from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
+from piecework.stages.bind.outline import outline, region_lines, result_of
 from piecework.values.declaration import registry
+from piecework.values.graph import inside
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
 from piecework.values.signature import parse_spec
 from piecework.values.static import static_values, weights_by_name
-from piecework.values.tree import render
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 Body = Callable[..., Any]
@@ -51,11 +52,15 @@ def bind(
     source = _run_source(record, namespace)
     code = compile(source, f"<piecework program {key[:12]}>", "exec")
 
+    called = {name: bodies[name] for name in inside(record.partition, record.split_ops)}
+
     def make(pieces: Loaded, ranges: Mapping[str, Sequence[Range]]) -> list[Body]:
         repeats = _may_repeat(record)
+        pieces = with_bodies(pieces, called)
         every = combinations(ranges)
         return [_make_run(code, record, one, pieces, static, namespace, repeats=repeats) for one in every]
 
+    choices = tuple(combinations(_ranges(record)))
     runs = tuple(make(loaded, _ranges(record)))
     leaves, checked = _leaves(record), _checked(record)
     served = list(runs)
@@ -67,8 +72,19 @@ def bind(
         source=check_source + "\n\n" + source,
         weights=weights_by_name(record, static),
         elsewhere=elsewhere,
-        bound=Bound(leaves, checked, runs, tuple(combinations(_ranges(record))), partial(_outline, record)),
+        bound=Bound(leaves, checked, runs, choices, partial(outline, record, with_bodies(loaded, called), choices)),
     )
+
+
+def with_bodies(loaded: Loaded, bodies: Mapping[str, Body]) -> Loaded:
+    """Return loaded pieces that call these bodies in the places of the operators inside."""
+    if not bodies:
+        return loaded
+    made: dict[int, Any] = {}
+    for piece in loaded.values():
+        change = getattr(piece, "with_bodies", None)
+        made[id(piece)] = piece if change is None else change(bodies)
+    return {place: made[id(piece)] for place, piece in loaded.items()}
 
 
 def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
@@ -92,74 +108,14 @@ def _plain_function(name: str) -> Body:
 
 def _run_source(record: Record, namespace: dict[str, Any]) -> str:
     """Write `run`: one line a region, then a `del` of what is not needed any more."""
-    numbers = _numbers(record)
-    lines: list[str] = []
-    for index, region in enumerate(record.regions):
-        lines.extend(_region_lines(index, region, numbers, record))
+    lines = [line for each in region_lines(record) for line in each]
     classes: dict[str, str] = {}
-    result, parameters = _result(record, classes)
+    result, parameters = result_of(record, classes)
     namespace.update({name: _plain_function(path.replace(":", ".")) for name, path in classes.items()})
     body = _with_releases(lines, result, set(record.values) | set(parameters))
     return (
         f"def run({', '.join(parameters)}):\n" + "\n".join(f"    {line}" for line in body) + f"\n    return {result}\n"
     )
-
-
-def _numbers(record: Record) -> dict[str, int]:
-    operators = dict.fromkeys(call["operator"] for region in record.regions for call in region["calls"])
-    return {name: index for index, name in enumerate(operators)}
-
-
-def _result(record: Record, classes: dict[str, str]) -> tuple[str, list[str]]:
-    """Return the expression that builds the result, and the names that `run` is called with."""
-    result = render(dict(record.result), classes)
-    parameters = [name for name, b in record.values.items() if b["kind"] in ("symbol", "input")]
-    parameters += [f"a{i}" for i, leaf in enumerate(record.inputs) if f"argument:{leaf['path']}" in result]
-    for position, leaf in enumerate(record.inputs):
-        result = result.replace(f"argument:{leaf['path']}", f"a{position}")
-    return result, parameters
-
-
-def _outline(record: Record) -> Outline:
-    """Describe the program region by region, in the lines and names of its code; made when it is captured."""
-    numbers = _numbers(record)
-    regions = tuple(
-        RegionText(
-            region["kind"],
-            f"piece_{index}" if region["kind"] == "piece" else f"region_{index}",
-            tuple(_region_lines(index, region, numbers, record)),
-            tuple(region["results"]),
-            tuple(call["operator"] for call in region["calls"]) if region["kind"] == "opaque" else (),
-        )
-        for index, region in enumerate(record.regions)
-    )
-    result, parameters = _result(record, {})
-    return Outline(tuple(parameters), regions, result)
-
-
-def _region_lines(index: int, region: Mapping[str, Any], numbers: Mapping[str, int], record: Record) -> list[str]:
-    if region["kind"] == "piece":
-        dynamic = [
-            a
-            for a in region["arguments"]
-            if record.values.get(a, {}).get("kind") not in ("weight", "buffer", "constant")
-        ]
-        target = (
-            f"{', '.join(region['results'])}{',' if len(region['results']) == 1 else ''} = "
-            if region["results"]
-            else ""
-        )
-        return [f"{target}piece_{index}({', '.join(dynamic)})"]
-    lines = []
-    for call in region["calls"]:
-        operator, results = call["operator"], call["results"]
-        target = "" if results == "_" else f"{results} = "
-        if operator.startswith("."):
-            receiver, _, rest = call["arguments"].partition(", ")
-            lines.append(f"{target}{receiver}{operator}({rest})")
-        else:
-            lines.append(f"{target}body_{numbers[operator]}({call['arguments']})")
-    return lines
 
 
 def _with_releases(lines: Sequence[str], result: str, kept: set[str]) -> list[str]:
@@ -203,7 +159,7 @@ def _make_run(
         return [static[name] for name in record.regions[index]["arguments"] if name in static]
 
     general = run_with({f"piece_{index}": piece.bind(weights_of(index)) for index, piece in pieces.items()})
-    result, parameters = _result(record, {})
+    result, parameters = result_of(record, {})
     symbols = [name for name in parameters if record.values.get(name, {}).get("kind") == "symbol"]
     if not repeats or not symbols or one[symbols[0]].low > LARGEST or record.device != "cpu":
         return general
