@@ -100,7 +100,9 @@ def build_folder(
         require_artifacts(record, kept)
         return Built(key, record, folder)
 
-    return start_from(alter(folder_request(folder, dtype, device, settings)), finish, kept, watch)
+    with phase(watch, "request"):
+        request = alter(folder_request(folder, dtype, device, settings))
+    return start_from(request, finish, kept, watch)
 
 
 def open_model(
@@ -117,11 +119,13 @@ def open_model(
     """Open a model folder for generation: its program from the store, or built into it, bound to its weights."""
     settings = (options or CompileOptions()).resolve()
     watch = observer or report_to_log
-    folder = open_folder(locate(model, offline=offline))
+    with phase(watch, "request"):
+        folder = open_folder(locate(model, offline=offline))
     if settings.mode in (NONE, STOCK):
         return _open_uncompiled(folder, dtype, device, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    request = alter(folder_request(folder, dtype, device, settings))
+    with phase(watch, "request"):
+        request = alter(folder_request(folder, dtype, device, settings))
 
     def finish(key: str, record: Record) -> OpenModel:
         with phase(watch, "weights"):

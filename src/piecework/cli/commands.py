@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from piecework.api.llm import Completion
     from piecework.cli.start import Start
+    from piecework.events import Observer
     from piecework.values.record import Record
 
 def generate(
@@ -66,7 +67,7 @@ def generate(
         raise OptionError(f"`--max-tokens` is `{max_tokens}`", hint="give a whole number from 1 up")
     with starting(compile_flags, store_flags, watch_flags) as start:
         check_capture(capture_flags, model_flags.device, start.settings.options)
-        tokenizer = _tokenizer_of(model, offline=model_flags.offline)
+        tokenizer = _tokenizer_of(model, start.observer, offline=model_flags.offline)
         from piecework.api.llm import LLM
 
         llm = LLM(
@@ -92,10 +93,11 @@ def generate(
     _summarize(found)
 
 
-def _tokenizer_of(model: str | Path, *, offline: bool) -> Tokenizer | None:
+def _tokenizer_of(model: str | Path, observer: Observer, *, offline: bool) -> Tokenizer | None:
     """Read the tokenizer, where there is one, while torch's libraries are being loaded: it needs none of them."""
     from piecework.api.location import locate
     from piecework.engine.text import read_tokenizer
+    from piecework.events import phase
     from piecework.models.folder import open_folder
     from piecework.seam.deferred import defer_torch
     from piecework.seam.preload import preload_torch
@@ -103,7 +105,10 @@ def _tokenizer_of(model: str | Path, *, offline: bool) -> Tokenizer | None:
     folder = open_folder(locate(model, offline=offline))
     defer_torch()
     preload_torch()
-    return read_tokenizer(folder) if folder.tokenizer_file is not None else None
+    if folder.tokenizer_file is None:
+        return None
+    with phase(observer, "tokenizer"):
+        return read_tokenizer(folder)
 
 
 def altered_by(override: Path | None) -> dict[str, Any]:

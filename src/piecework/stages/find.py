@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from piecework.errors import ArtifactMissing, BindError, CorruptEntry
-from piecework.events import FallBack, Observer, RecordHit, RecordMiss
+from piecework.events import FallBack, Observer, RecordHit, RecordMiss, phase
 from piecework.seam.operators import changed_operators
 from piecework.store.nearest import Nearest, Neighbours
 from piecework.store.protocol import ARTIFACT, PROGRAM, SharedStore, Store
@@ -24,6 +24,13 @@ def find_record(
 
     `why_stale` returns the first thing that a record's trace read and that is another now, or an empty string.
     """
+    with phase(observer, "find"):
+        return _first_fresh(factors, store, observer, why_stale)
+
+
+def _first_fresh(
+    factors: Mapping[str, Any], store: SharedStore, observer: Observer, why_stale: Callable[[Record], str]
+) -> tuple[str, Record] | None:
     group = key_of(factors)
     reasons: list[str] = []
     for key in _candidates(store, group):
