@@ -152,7 +152,12 @@ def test_models_tokens_and_version(server: Running) -> None:
         ({"logit_bias": {"1": 5}}, openai.BadRequestError, 400, None, "`logit_bias` is not served"),
         (
             {"extra_body": {"response_format": {"type": "json_object"}}}, openai.BadRequestError, 400, None,
-            "`response_format` other than `text` is not served",
+            "answers of this model cannot be held to a schema",  # its tokenizer is of words, not of bytes
+        ),
+        (
+            {"extra_body": {"response_format": {"type": "json_schema"}}},
+            openai.BadRequestError, 400, "response_format",
+            "`response_format`: `response_format` of type `json_schema` needs",
         ),
         ({"n": 100}, openai.BadRequestError, 400, "n", "1 prompts answered 100 times each are more than 64 answers"),
     ],

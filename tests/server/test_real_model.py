@@ -65,6 +65,35 @@ def test_chat_and_completion_are_the_models_own(real: Running, model_folder: Pat
     assert real.misses == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"temperature": 0}, {"temperature": 1.2, "seed": 7, "n": 2}, {"stream": True}])
+def test_answers_fit_the_schema_that_the_client_sends(real: Running, asked: dict[str, object]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "population": {"type": "integer"},
+            "languages": {"type": "array", "items": {"enum": ["French", "German"]}, "maxItems": 3},
+        },
+        "required": ["city", "population", "languages"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    answer = real.client().chat.completions.create(
+        model=NAME, messages=TALK, max_tokens=120, response_format=form, **asked  # type: ignore[call-overload]
+    )
+    if "stream" in asked:
+        texts = ["".join(chunk.choices[0].delta.content or "" for chunk in answer)]
+    else:
+        texts = [choice.message.content for choice in answer.choices]
+        assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    for text in texts:
+        found = json.loads(text)
+        assert set(found) == {"city", "population", "languages"} and isinstance(found["population"], int)
+        assert len(found["city"]) <= 20 and set(found["languages"]) <= {"French", "German"}
+
+
 def greedy(model: torch.nn.Module, ids: torch.Tensor) -> tuple[list[int], int]:
     """Return the model library's own tokens, and how many come before two logits are too near to tell apart."""
     with torch.no_grad():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from piecework.engine.aside import aside, fewer_threads
 from piecework.engine.compiling import Compiling, Job
 from piecework.engine.events import CompileProcess
 from piecework.engine.generate import StepFunction
@@ -27,14 +26,14 @@ from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
 from piecework.values.artifact import TEXT, Artifact
 from piecework.values.record import Record
 from piecework.values.shapes import parse_box
-from piecework.values.verdict import FAILED
+from piecework.values.verdict import FAILED, Verdict
 
 ATTEMPTS = 2
 STEPS_BESIDE = 3
 STATIC = ("weight", "buffer", "constant")
 Bind = Callable[[str, Record], Program]
 StepOf = Callable[[Any], StepFunction]
-Trial = Callable[[], Generator[None, None, Any]]
+Trial = Callable[[], Verdict]
 
 
 @dataclass(frozen=True)
@@ -172,49 +171,20 @@ def _compile(tiers: Tiers, job: Job, plan: Plan, observer: Observer) -> Generato
     raise CompileError(compiling.ending, hint="the log of the compile process says more; eager goes on serving")
 
 
-@contextmanager
-def fewer_threads() -> Iterator[None]:
-    """Leave a quarter of the cores, one at least, to the compile process.
-
-    A step whose threads wait for one that shares its core takes many times as long. The threads are the caller's own.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before - max(1, before // 4)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _load(plan: Plan, key: str, record: Record) -> Generator[None, None, Program]:
-    """Read and bind the program in a thread of its own: opening its kernels takes longer than a step may."""
-    found: list[Program | BaseException] = []
-
-    def load() -> None:
-        try:
-            found.append(plan.bind(key, record))
-        except BaseException as error:  # noqa: BLE001  it is raised where the program is waited for
-            found.append(error)
-
-    thread = threading.Thread(target=load, name="piecework-load", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        yield
-    program = found[0]
-    if isinstance(program, BaseException):
-        raise program
-    return program
+    """Read and bind the program aside: opening its kernels takes longer than a step may."""
+    return (yield from aside(lambda: plan.bind(key, record)))
 
 
 def _verify(
     tiers: Tiers, plan: Plan, record: Record, program: Program, observer: Observer
 ) -> Generator[None, None, list[Fault]]:
-    """Run every artifact beside its piece's text with the model's own weights, a size at a time; return the wrong."""
+    """Run every artifact beside its piece's text with the model's own weights, aside; return the wrong."""
     trials = [trial for one in with_siblings(record, plan.store) for trial in _trials(plan, one, program.weights)]
     faults = []
     for done, (number, box, key, text, run) in enumerate(trials):
         tiers.progress = Progress("verifying", done, len(trials))
-        verdict = yield from run()
+        verdict = yield from aside(run)
         if verdict.outcome == FAILED:
             observer(VerificationFailed(piece=f"piece {number}", range=box, reason=verdict.reason))
             faults.append(Fault(key, f"piece {number} for `{box}`", text, verdict.reason))
@@ -230,7 +200,7 @@ def _trials(
         text = plan.store.read_blob(piece.text).decode()
         for box, key in piece.artifacts.items():
             artifact = read_artifact(plan.store, key)
-            yield number, box, key, text, partial(verification.trials, number, text, parse_box(box), artifact)
+            yield number, box, key, text, partial(verification, number, text, parse_box(box), artifact)
 
 
 def site_weights(record: Record, number: int, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:

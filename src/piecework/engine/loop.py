@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from piecework.engine.batch import SIZES, Batch, make_batch
 from piecework.engine.generate import allocate_caches
+from piecework.engine.grammar import Grammars
 from piecework.engine.memory import plan_pages
 from piecework.engine.options import EngineOptions, Status
 from piecework.engine.pages import PagePool
@@ -51,6 +52,7 @@ class Engine:
         self.tiers.caches = self.caches
         limits = (self.options.max_length, served.max_positions, num_pages * self.options.page_size)
         self.max_length = min(limit for limit in limits if limit)
+        self.grammars = Grammars(served.tokenizer, served.vocabulary_size, served.end_of_sequence)
         self._texts: dict[tuple[str, int], TextStream] = {}
         self._open: dict[str, int] = {}
         self._aborted: list[Output] = []
@@ -96,7 +98,9 @@ class Engine:
         sequences = sequences_of(request, self._order)
         self._order += len(sequences)
         self._open[request.id] = len(sequences)
+        schema = request.parameters.json_schema
         for sequence in sequences:
+            sequence.constraint = self.grammars.start(schema) if schema else None
             self._texts[request.id, sequence.index] = TextStream(self.served.tokenizer, request.parameters.stop)
         self.scheduler.add(sequences)
 
@@ -119,6 +123,8 @@ class Engine:
             )
         if request.parameters.stop and self.served.tokenizer is None:
             raise OptionError("`stop` strings need a tokenizer, and the folder has none", hint="use `stop_token_ids`")
+        if request.parameters.json_schema:
+            self.grammars.start(request.parameters.json_schema)
 
     def abort(self, request_id: str) -> None:
         """End a request now and free what it holds; one that has ended already is left alone."""
@@ -214,6 +220,10 @@ class Engine:
         text, stop = stream.add(chosen.token_id, may_stop=is_long_enough)
         if stop is not None:
             return self._finish(sequence, (chosen.token_id,), text, "stop", stop, logprobs)
+        constraint = sequence.constraint
+        if constraint is not None and (constraint.is_complete or constraint.fault):
+            ended: FinishReason = "abort" if constraint.fault else "stop"
+            return self._finish(sequence, (chosen.token_id,), text + stream.end(), ended, None, logprobs)
         if sequence.num_generated >= parameters.max_tokens or len(sequence.token_ids) >= self.max_length:
             return self._finish(sequence, (chosen.token_id,), text + stream.end(), "length", None, logprobs)
         return self._output(sequence, (chosen.token_id,), text, logprobs=logprobs)

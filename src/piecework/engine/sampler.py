@@ -33,7 +33,8 @@ def choose(logits: Tensor, answers: Sequence[Answer], end_of_sequence: Collectio
         parameters = answer.parameters
         token = best[row]
         banned = _banned(answer, end_of_sequence)
-        if banned or parameters.has_penalties or not parameters.is_greedy:
+        is_plain = parameters.is_greedy and not parameters.has_penalties and answer.constraint is None
+        if banned or not is_plain:
             token = _choose_one(logits_BV[row], answer, banned)
         found.append(Chosen(token, _logprobs(logits_BV[row], token, parameters.logprobs)))
     return found
@@ -49,12 +50,25 @@ def _choose_one(logits: Tensor, answer: Answer, banned: Collection[int]) -> int:
     changed = logits.clone()
     if parameters.has_penalties:
         _penalise(changed, answer)
-    for token in banned:
-        if token < changed.shape[0]:
-            changed[token] = float("-inf")
+    if answer.constraint is not None:
+        changed.masked_fill_(~answer.constraint.allowed(changed.shape[0]).to(changed.device), float("-inf"))
+    _ban(changed, banned)
     if parameters.is_greedy:
         return int(changed.argmax())
     return _draw(torch.softmax(changed.double() / parameters.temperature, dim=-1), parameters, answer.draw())
+
+
+def _ban(logits: Tensor, banned: Collection[int]) -> None:
+    """Take tokens out of the choice, unless nothing would be left: a grammar may allow the end alone.
+
+    Tensors:
+        logits  [V]  f32  MUTATED
+    """
+    tokens = [token for token in banned if token < logits.shape[0]]
+    before = logits[tokens].clone()
+    logits[tokens] = float("-inf")
+    if tokens and not bool((logits > float("-inf")).any()):
+        logits[tokens] = before
 
 
 def _penalise(logits: Tensor, answer: Answer) -> None:

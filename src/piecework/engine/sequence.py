@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from piecework.errors import OptionError
 
@@ -24,7 +25,8 @@ class SamplingParameters:
     A temperature of 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 leave all tokens in. Without a `seed` one is drawn
     for each request. `stop` strings are cut off the text; `stop_token_ids` end an answer beside the model's own end
     tokens, which `ignore_eos` disregards. `logprobs` asks for the log probability of each token and of so many others,
-    of what the model said before penalties and temperature; None asks for none.
+    of what the model said before penalties and temperature; None asks for none. `json_schema` is a schema as text that
+    answers are held to.
     """
 
     max_tokens: int = 16
@@ -42,6 +44,7 @@ class SamplingParameters:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    json_schema: str = ""
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -68,6 +71,8 @@ class SamplingParameters:
         if not all(isinstance(each, int) and not isinstance(each, bool) for each in self.stop_token_ids):
             raise OptionError(f"`stop_token_ids` is `{self.stop_token_ids!r}`", hint="give a tuple of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.json_schema:
+            _schema(self.json_schema)
         if not isinstance(self.ignore_eos, bool):
             raise OptionError(f"`ignore_eos` is `{self.ignore_eos!r}`", hint="give true or false")
 
@@ -131,6 +136,20 @@ class Output:
     tier: int = 0
 
 
+class Constraint(Protocol):
+    """What tells which tokens may come next, and is told which came."""
+
+    def allowed(self, count: int) -> Any: ...
+
+    def advance(self, token_id: int) -> None: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    @property
+    def fault(self) -> str: ...
+
+
 class Sequence:
     """One answer under way: its tokens so far, how many of them lie computed in its pages, and which pages those are.
 
@@ -148,6 +167,7 @@ class Sequence:
         self.pages: list[int] = []
         self.digests: list[bytes] = []
         self.counts: Counter[int] = Counter()
+        self.constraint: Constraint | None = None
 
     @property
     def parameters(self) -> SamplingParameters:
@@ -170,6 +190,8 @@ class Sequence:
         """Add a token that was chosen."""
         self.token_ids.append(token_id)
         self.counts[token_id] += 1
+        if self.constraint is not None:
+            self.constraint.advance(token_id)
 
     def draw(self) -> float:
         """Return the number in [0, 1) that chooses the next token.
@@ -208,6 +230,15 @@ def _number(name: str, value: Any, low: float, high: float) -> None:
     if not is_number or not low <= value <= high:
         hint = f"give a number from {low:g} to {high:g}"
         raise OptionError(f"`{name}` is `{value!r}`", hint=hint, facts={"name": name})
+
+
+def _schema(text: Any) -> None:
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise OptionError(f"`json_schema` is no JSON: {error}", hint="give the schema as text") from error
+    if not isinstance(found, dict):
+        raise OptionError(f"`json_schema` is `{text[:80]}`", hint='give an object, such as {"type": "object"}')
 
 
 def _texts(stop: Any) -> tuple[str, ...]:

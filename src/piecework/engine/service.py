@@ -87,7 +87,10 @@ class Service:
         engine = self._engine
         if engine is None or self._failure is not None or self._is_closing:
             raise self._absent()
-        engine.check(request)
+        if request.parameters.json_schema:  # reading a schema takes longer than whoever else waits should wait
+            await asyncio.to_thread(engine.check, request)
+        else:
+            engine.check(request)
         if request.id in self._listeners:
             raise EngineError(f"request `{request.id}` is under way already", hint="give each request an id of its own")
         listener = _Listener(asyncio.get_running_loop(), asyncio.Queue())

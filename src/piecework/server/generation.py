@@ -74,6 +74,7 @@ def parameters_of(body: Sampling, *, max_tokens: int, logprobs: int | None) -> S
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         n=given(body.n, 1),
+        json_schema=body.wanted_schema,
     )
 
 

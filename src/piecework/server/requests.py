@@ -6,6 +6,7 @@ and cannot be honoured is refused.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
@@ -94,11 +95,19 @@ class Sampling(Body):
     def _streams_its_options(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` is given, and `stream` is not true")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("`response_format` other than `text` is not served: answers are not held to a grammar")
         if self.logit_bias:
             raise ValueError("`logit_bias` is not served; leave it out")
         return self
+
+    @property
+    def wanted_schema(self) -> str:
+        """The JSON schema that answers are held to, as text; empty where they are free."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return ""
+        if form.json_schema is not None and form.type == "json_schema":
+            return json.dumps(form.json_schema.schema_)
+        return json.dumps({"type": "object"})
 
     @property
     def stops(self) -> tuple[str, ...]:
