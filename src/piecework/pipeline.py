@@ -222,7 +222,7 @@ def _build_side(
         artifacts = assign(own, plan.regions, parts)
         tell_cuts(artifacts, plan, store, observer)
     with phase(observer, "record"):
-        evidence = collect(traced.guards, traced.code, traced.constants)
+        evidence = collect(traced.guards, traced.code, traced.constants, source.model)
         factors = factors_of_side(request.factors, "" if side.bounds == bounds else format_box(side.bounds), siblings)
         notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
         record = make_record(

@@ -198,11 +198,18 @@ class Appends(nn.Module):
         return x * 2
 
 
-@pytest.mark.parametrize(("model", "name"), [(Counts, "calls"), (Keeps, "last"), (Appends, "seen")])
-def test_an_attribute_that_forward_writes_is_refused_and_put_back(model: type[nn.Module], name: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "name", "what"),
+    [
+        (Counts, "calls", "the attribute `calls`"),
+        (Keeps, "last", "the attribute `last`"),
+        (Appends, "seen", "inside the attribute `seen`, a `list`"),
+    ],
+)
+def test_an_attribute_that_forward_writes_is_refused_and_put_back(model: type[nn.Module], name: str, what: str) -> None:
     instance = model()
     before = repr(getattr(instance, name))
-    with pytest.raises(TraceError, match=f"forward writes the attribute `{name}`"):
+    with pytest.raises(TraceError, match=rf"forward writes {what} at {re.escape(__file__)}:\d+"):
         compile_case(instance, rows(5))
     assert repr(getattr(instance, name)) == before
 
@@ -247,47 +254,3 @@ def test_a_constant_of_another_type_is_another_value() -> None:
     assert program(torch.ones(3, 4, dtype=torch.int64), 2).dtype == torch.int64
     with pytest.raises(InputError, match="argument `by` is `2.0`, the program was traced with `2`"):
         program(torch.ones(3, 4, dtype=torch.int64), 2.0)
-
-
-@pytest.mark.parametrize(
-    ("x", "words"),
-    [
-        (torch.rand(7, 4).double(), "argument `x` has dtype `float64`, the program was traced with `float32`"),
-        (torch.rand(4, 7).t(), "argument `x` has strides `[1, 7]`, the program was traced with `contiguous`"),
-        (torch.rand(7, 5), "argument `x` has size of dimension `1` `5`, the program was traced with `4`"),
-        (torch.rand(7, 4, 1), "argument `x` has shape `[7, 4, 1]`"),
-        (None, "argument `x` is missing"),
-        ([1, 2], "argument `x` is a `list`, not a plain tensor"),
-    ],
-    ids=["dtype", "strides", "size", "rank", "none", "type"],
-)  # fmt: skip
-def test_what_differs_from_the_trace_is_named(x: object, words: str) -> None:
-    program = compile_case(Modal(), rows(5))
-    with pytest.raises(InputError) as raised:
-        program(x)
-    assert words in raised.value.message
-
-
-def test_one_tensor_in_two_places_stays_one() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return ops.fresh(x) + y
-
-    x = rows(5)[0]
-    program = compile_case(Twice(), (x, x))
-    z = rows(7)[0]
-    assert torch.equal(program(z, z), Twice()(z, z))
-    with pytest.raises(InputError, match="arguments `x` and `y` were one tensor at the trace and are two now"):
-        program(z, z.clone())
-
-
-def test_inputs_that_share_memory_are_refused_where_one_is_written() -> None:
-    class Writes(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            x.add_(1)
-            return ops.fresh(y) + x
-
-    program = compile_case(Writes(), (rows(5)[0], rows(5)[0]), dynamic={"x": {0: "tokens"}, "y": {0: "tokens"}})
-    x = rows(7)[0]
-    with pytest.raises(InputError, match="arguments `x` and `y` share memory, and the model writes to an input"):
-        program(x, x.view(7, 4))

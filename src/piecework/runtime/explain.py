@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from piecework.errors import InputError, ShapeOutOfRange
+from piecework.runtime.overlap import is_overlapping
 from piecework.values.shapes import Range
 from piecework.values.signature import Spec, TensorSpec
 
@@ -77,6 +79,7 @@ def make_explainer(leaves: Sequence[Leaf], checked: Checked) -> Callable[[Mappin
 
     def explain(arguments: Mapping[str, Any]) -> None:
         """Raise the error that names what does not fit; return if a tensor is only of another, harmless class."""
+        _refuse_autocast(leaves)
         seen: dict[str, int] = {}
         tensors: dict[str, torch.Tensor] = {}
         for leaf in leaves:
@@ -96,6 +99,17 @@ def make_explainer(leaves: Sequence[Leaf], checked: Checked) -> Callable[[Mappin
         _check_sharing(leaves, tensors)
 
     return explain
+
+
+def _refuse_autocast(leaves: Sequence[Leaf]) -> None:
+    for device in dict.fromkeys(leaf.spec.device for leaf in leaves if isinstance(leaf.spec, TensorSpec)):
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            raise InputError(
+                f"`torch.autocast` to `{dtype}` is on round the call, and was not round the trace",
+                hint=f"call the program outside it; enter it inside forward, or compile `model.to(torch.{dtype})`",
+                facts={"device": device, "dtype": dtype},
+            )
 
 
 def _check_containers(checked: Checked, arguments: Mapping[str, Any]) -> None:
@@ -189,13 +203,10 @@ def _check_sharing(leaves: Sequence[Leaf], tensors: Mapping[str, torch.Tensor]) 
                 f"arguments `{leaf.same_as}` and `{leaf.path}` were one tensor at the trace and are two now",
                 hint="pass the same tensor, or compile with two",
             )
-    if any(leaf.is_written for leaf in leaves):
-        owner: dict[int, str] = {}
-        for leaf in leaves:
-            if leaf.path in tensors and not leaf.same_as:
-                other = owner.setdefault(tensors[leaf.path].data_ptr(), leaf.path)
-                if other != leaf.path:
-                    raise InputError(
-                        f"arguments `{other}` and `{leaf.path}` share memory, and the model writes to an input",
-                        hint="pass a copy",
-                    )
+    own = [leaf for leaf in leaves if leaf.path in tensors and not leaf.same_as]
+    for one, two in itertools.combinations(own, 2):
+        if (one.is_written or two.is_written) and is_overlapping(tensors[one.path], tensors[two.path]):
+            raise InputError(
+                f"arguments `{one.path}` and `{two.path}` share memory, and the model writes to an input",
+                hint="pass a copy",
+            )

@@ -48,6 +48,7 @@ def compile_check(
         "runs": runs,
         "elsewhere": elsewhere,
         "grad": torch.is_grad_enabled,
+        "autocast": torch.is_autocast_enabled,
         "no_grad": torch.no_grad,
     }
     space |= {
@@ -117,11 +118,16 @@ def _condition(tensors: Sequence[Leaf], leaves: Sequence[Leaf], checked: Checked
             parts.append(f"{leaf.name} is not {next(other.name for other in leaves if other.path == leaf.same_as)}")
     distinct = [leaf for leaf in tensors if not leaf.same_as]
     if len(distinct) > 1 and any(leaf.is_written for leaf in tensors):
-        pointers = ", ".join(f"{leaf.name}.data_ptr()" for leaf in distinct)
+        pointers = ", ".join(f"{leaf.name}.untyped_storage().data_ptr()" for leaf in distinct)
         parts.append(f"len({{{pointers}}}) != {len(distinct)}")
+    parts += [f"autocast({device!r})" for device in _devices(tensors)]
     parts += [_differs(leaf) for leaf in leaves if leaf.spec is None]
     parts += [f"len({path}) != {keys if isinstance(keys, int) else len(keys)}" for path, keys in checked.containers]
     return " or ".join(parts) or "False"
+
+
+def _devices(tensors: Sequence[Leaf]) -> list[str]:
+    return list(dict.fromkeys(leaf.spec.device for leaf in tensors if isinstance(leaf.spec, TensorSpec)))
 
 
 def _differs(leaf: Leaf) -> str:

@@ -18,9 +18,11 @@ from torch import fx
 
 from piecework.errors import ContractError, TraceError
 from piecework.seam.contracts import CheckedRun, calls_operators
+from piecework.seam.guard_notes import GuardNote, all_notes, notes_of
 from piecework.seam.shadow import ShadowRun, shadow_run
 from piecework.seam.torch_phases import observe_torch
 from piecework.seam.trace_failures import explain
+from piecework.seam.writes import Writes, find_writes, refuse, source_of
 from piecework.span_events import sub_phase
 from piecework.values.arguments import LeafDims
 
@@ -44,16 +46,6 @@ class DimMark:
     dim: int
     name: str
     kind: str
-
-
-@dataclass(frozen=True)
-class GuardNote:
-    """A guard that Dynamo would have installed, with the user's line where it is known."""
-
-    kind: str
-    source: str
-    value: Any
-    line: str
 
 
 class OutputInt(int):
@@ -80,6 +72,8 @@ class Capture:
     run: Callable[[Sequence[Any], Mapping[str, Any]], Any] = lambda args, kwargs: None
     is_oblivious: bool = False
     is_checked: bool = False
+    writes: Writes = Writes()
+    sources: Sequence[str] = ()  # where each input is read, in Dynamo's words
     instead: Callable[[], Any] | None = None  # what a later run of the graph comes to, where that is another thing
 
 
@@ -143,19 +137,16 @@ def _capture(
     kept: Sequence[str],
 ) -> tuple[Capture, Any]:
     import torch._dynamo
-    from torch._subclasses import FakeTensor
 
     found: list[Capture] = []
     guards: list[GuardNote] = []
 
     def record(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        context = torch._guards.TracingContext.get()
-        made = Capture(graph, list(inputs), code=list(getattr(context, "traced_code", [])))
+        made = _started(graph, inputs)
         found.append(made)
 
-        made.is_checked = calls_operators(graph.graph) and not any(isinstance(v, FakeTensor) for v in inputs)
-
         def run_graph(*values: Any) -> tuple[Any, ...]:
+            refuse(made.writes.lost)  # before Dynamo makes the writes that it noted
             if found[0].instead is not None:
                 return found[0].instead()  # type: ignore[no-any-return]
             outputs = shadow_run(graph, values, CheckedRun if made.is_checked else ShadowRun)
@@ -165,7 +156,7 @@ def _capture(
         return run_graph
 
     def drop_guards(entries: Sequence[Any]) -> list[bool]:
-        guards.extend(_note(entry) for entry in entries)
+        guards.extend(note for entry in entries for note in notes_of(entry))
         return [entry.guard_type in kept for entry in entries]
 
     entry = _fresh_entry()
@@ -180,7 +171,7 @@ def _capture(
     try:
         with sub_phase("Dynamo", "sizes of any kind" if oblivious else "sizes from 2 on"):
             result = run(args, kwargs)
-    except ContractError:
+    except (ContractError, TraceError):
         raise
     except Exception as error:
         raise explain(error) from error
@@ -189,10 +180,24 @@ def _capture(
             "the model holds no tensor operation, so there is nothing to compile",
             hint="call it as it is; a program needs at least one operation",
         )
-    found[0].guards = guards
+    found[0].guards = all_notes(guards, found[0].sources)
     found[0].is_oblivious = oblivious
     found[0].run = run
     return found[0], result
+
+
+def _started(graph: fx.GraphModule, inputs: Sequence[Any]) -> Capture:
+    """Return a capture of what the trace that runs now has found."""
+    from torch._subclasses import FakeTensor
+
+    return Capture(
+        graph,
+        list(inputs),
+        code=list(getattr(torch._guards.TracingContext.get(), "traced_code", [])),
+        writes=find_writes(graph.graph),
+        sources=[source_of(node) for node in graph.graph.find_nodes(op="placeholder")],
+        is_checked=calls_operators(graph.graph) and not any(isinstance(value, FakeTensor) for value in inputs),
+    )
 
 
 def check_again(captured: Capture, arguments: Mapping[str, Any]) -> None:
@@ -235,19 +240,6 @@ def _apply(marks: Sequence[DimMark]) -> None:
             torch._dynamo.decorators.mark_unbacked(mark.tensor, mark.dim, shape_id=mark.name)
         else:
             torch._dynamo.mark_dynamic(mark.tensor, mark.dim)
-
-
-def _note(entry: Any) -> GuardNote:
-    stack = getattr(entry.orig_guard, "user_stack", None)
-    line = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else ""
-    attribute = getattr(entry.orig_guard.create_fn, "keywords", {}).get("attr", "")
-    if entry.guard_type == "HASATTR":
-        has = hasattr(entry.value, attribute)
-        return GuardNote(entry.guard_type, f"hasattr({entry.orig_guard.name}, {attribute!r})", has, line)
-    if entry.guard_type == "NOT_PRESENT_IN_GENERIC_DICT":
-        # What was found on a class: an attribute of the object's own would stand before it.
-        return GuardNote(entry.guard_type, f"{attribute!r} in {entry.orig_guard.name}.__dict__", False, line)
-    return GuardNote(entry.guard_type, entry.orig_guard.name, entry.value if entry.has_value else None, line)
 
 
 @contextmanager

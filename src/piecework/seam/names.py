@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from piecework.errors import TraceError
+from piecework.seam.lines import at, line_of
 
 _ROOTS: tuple[tuple[str, Any], ...] = (
     ("torch", torch),
@@ -56,9 +58,25 @@ def _find_name(target: Callable[..., Any]) -> str:
     if module and qualified and "<locals>" not in qualified and _walk(sys.modules.get(module), qualified) is target:
         return f"{module}.{qualified}"
     raise TraceError(
-        f"the graph calls `{target!r}`, which has no importable name",
+        f"the graph calls `{short or repr(target)}`, which has no importable name",
         hint="call a function that stands at the top level of a module, or make it an operator",
     )
+
+
+def refuse_nameless(graph: fx.Graph) -> None:
+    """Raise, with the user's line, where a graph calls what no other process could find."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            try:
+                name_of(node.target)
+            except TraceError as error:
+                line = line_of(node)
+                raise TraceError(
+                    f"{error.message}{at(line)}",
+                    hint="write the line as tensor operations (`.data` and writes to NumPy arrays do not trace), "
+                    "or put it into an opaque operator",
+                    facts={"file": line[0], "line": line[1]},
+                ) from error
 
 
 def _walk(place: Any, path: str) -> Any:

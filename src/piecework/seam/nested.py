@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import operator
-import re
 from typing import Any
 
 from torch import fx
 
 from piecework.errors import TraceError
+from piecework.seam.lines import at, line_of
 
 # Operators that only run the graph they are given: what they are for (saving memory in training) does not arise.
 _PLAIN_CALLS = {"tag_activation_checkpoint", "wrap_activation_checkpoint", "wrap", "invoke_subgraph"}
 _GRADIENTS = "_set_grad_enabled"
 _ENTER, _EXIT = "_enter_autocast", "_exit_autocast"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def inline_nested(module: fx.GraphModule) -> None:
@@ -100,10 +99,9 @@ def _drop_modes(graph: fx.Graph) -> None:
 
 
 def _refusal(node: fx.Node, what: str) -> TraceError:
-    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
-    place = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    line = line_of(node)
     return TraceError(
-        f"the graph holds {what}{place}, which cannot be cut into pieces",
+        f"the graph holds {what}{at(line)}, which cannot be cut into pieces",
         hint="compute both ways and choose with torch.where, or make it an opaque operator of your own",
-        facts={"file": frames[-1][0] if frames else "", "line": int(frames[-1][1]) if frames else 0},
+        facts={"file": line[0], "line": line[1]},
     )

@@ -9,6 +9,7 @@ import torch
 
 from piecework.errors import TraceError
 from piecework.seam.dynamo import Capture, OutputInt
+from piecework.seam.kinds import mutated_arguments
 from piecework.values.graph import Binding
 from piecework.values.tree import Tree, describe, leaves, tree_leaves
 
@@ -29,7 +30,7 @@ def describe_result(
     """
     tree = describe(result, _leaf_matcher(captured, inputs, named))
     claimed = {leaf["output"] for leaf in tree_leaves(tree) if "output" in leaf}
-    unclaimed = set(range(len(captured.results))) - claimed
+    unclaimed = set(range(len(captured.results))) - claimed - _in_place(captured)
     if any(leaf["kind"] == "constant" and leaf["value"] is not None for leaf in tree_leaves(tree)):
         _check_constants(captured, tree, named, other_arguments())
     if unclaimed:
@@ -38,6 +39,12 @@ def describe_result(
             hint="forward stores a tensor somewhere, or turns one into a Python number: return the tensor instead",
         )
     return tree
+
+
+def _in_place(captured: Capture) -> set[int]:
+    """Return the outputs that are a module's tensor, written in place: `self.seen += x` gives it back to the module."""
+    outputs = next(node for node in captured.graph.graph.nodes if node.op == "output").args[0]
+    return {index for index, node in enumerate(outputs) if captured.writes.in_place and mutated_arguments(node)}
 
 
 def _check_constants(captured: Capture, tree: Tree, named: Sequence[Binding | None], other: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from piecework.errors import TraceError
+from piecework.seam.lines import at, line_of
 from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, contiguous_stride
 
 _DROPPED = ("_log_api_usage_once",)
@@ -156,7 +157,7 @@ def _replace_inputs(
         expression = table.expression(value)
         if expression not in memo:
             with graph.inserting_before(node):
-                memo[expression] = _build(graph, expression, env)
+                memo[expression] = _build(graph, expression, env, node)
         return memo[expression]
 
     def resolve(inner: fx.Node) -> Any:
@@ -176,7 +177,7 @@ def _is_definition(node: fx.Node, env: Mapping[sympy.Symbol, fx.Node]) -> bool:
     return node in env.values()
 
 
-def _build(graph: fx.Graph, expression: sympy.Expr, env: Mapping[sympy.Symbol, fx.Node]) -> Any:
+def _build(graph: fx.Graph, expression: sympy.Expr, env: Mapping[sympy.Symbol, fx.Node], user: fx.Node) -> Any:
     if expression.is_Integer:
         return int(expression)
     if expression.is_Float:
@@ -185,9 +186,12 @@ def _build(graph: fx.Graph, expression: sympy.Expr, env: Mapping[sympy.Symbol, f
         return bool(expression)
     tracer = fx.proxy.GraphAppendingTracer(graph)
     if not expression.free_symbols <= env.keys():
+        line = line_of(user)
         raise TraceError(
-            "the model computes with a size of a tensor that it does nothing else with",
-            hint="a program needs at least one operation on the tensor: call such a model as it is",
+            f"the model computes with a number{at(line)} that is read from no tensor of its inputs",
+            hint="a size that varies is read from an input that the model does something with; let a number that is "
+            "fixed be one of Python's own, as in `int(value)` where it is stored",
+            facts={"file": line[0], "line": line[1]},
         )
     proxies = {symbol: fx.Proxy(env[symbol], tracer) for symbol in expression.free_symbols}
     built = sympy_interp(PythonReferenceAnalysis, proxies, expression)

@@ -9,6 +9,8 @@ from piecework.errors import GuardError, TraceError
 _FAILED = re.compile(r"""got \w*(?:Error|Exception)\((?:"|')(.*?)(?:"|')\)""", re.DOTALL)
 _WHAT = re.compile(r"Developer debug context: (?:builtin |call_function )?([^\n\[]{1,80})")
 _USER_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+# Torch's own files, Python's, and what Python holds frozen: a line there is not one to change.
+_FOREIGN = re.compile(r"site-packages/torch/|lib/python[\d.]+/(?!site-packages/)|^<frozen ")
 
 _HINTS = (
     (
@@ -24,7 +26,7 @@ _HINTS = (
 def explain(error: Exception) -> TraceError | GuardError:
     """Turn Dynamo's error into ours, with the user's last line and a hint."""
     text = str(error)
-    frames = [frame for frame in _USER_FRAME.findall(text) if "site-packages/torch/" not in frame[0]]
+    frames = [frame for frame in _USER_FRAME.findall(text) if not _FOREIGN.search(frame[0])]
     place = f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     failed = _FAILED.search(text)

@@ -7,6 +7,7 @@ for constant, such as an epsilon, a flag, a hook dictionary that was empty.
 
 from __future__ import annotations
 
+import enum
 import importlib.util
 import sys
 import types
@@ -19,26 +20,41 @@ import torch
 from piecework.values.attributes import read_path
 from piecework.values.digest import digest_bytes, digest_code
 from piecework.values.record import CodeObject, Evidence, Fact, SourceFile, decode_evidence
-from piecework.values.sources import readable_source
+from piecework.values.sources import FOUND, OWNER, found_on, owner_of, readable_source
 
-_CONSTANT = {"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"}
+_CONSTANT = {
+    "CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS",
+    "OWNER",
+}  # fmt: skip
 _PRESENT = {"HASATTR", "NOT_PRESENT_IN_GENERIC_DICT"}
 _SIZE = {"SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "EMPTY_NN_MODULE_HOOKS_DICT", "LIST_LENGTH", "TUPLE_ITERATOR_LEN"}
+_IDENTITY = {"BUILTIN_MATCH", "ID_MATCH", "CLASS_MATCH"}
+_REACHED = ("L['model']", "G['__import_")  # Python's own names are not reached again
 _CODE = {"CLOSURE_MATCH", "FUNCTION_MATCH"}
 _SKIPPED_PACKAGES = {"torch", "piecework"}
 
 
 def collect(
-    guards: Iterable[Any], code: Iterable[types.CodeType], tensors: Mapping[str, torch.Tensor] | None = None
+    guards: Iterable[Any],
+    code: Iterable[types.CodeType],
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    model: Any = None,
 ) -> tuple[Evidence, tuple[SourceFile, ...]]:
-    """Return what a trace relied on: code, facts and the specs of plain tensors by name, and the source files."""
+    """Return what a trace relied on: code, facts and the specs of plain tensors by name, and the source files.
+
+    With the model that was traced, facts are left out that cannot be read again: such would make every start a miss.
+    """
     functions, sources = collect_code(code)
     specs = tuple(
         Fact("tensor", f"L['model'].{name}", _text("tensor", tensor), "")
         for name, tensor in (tensors or {}).items()
         if not name.startswith("constant_")
     )
-    return Evidence(functions, (*collect_facts(guards), *specs)), sources
+    facts = collect_facts(guards)
+    if model is not None:
+        lost = {id(fact) for fact, _ in changed_facts(facts, model)}
+        facts = tuple(fact for fact in facts if id(fact) not in lost)
+    return Evidence(functions, (*facts, *specs)), sources
 
 
 def why_stale(sources: Sequence[SourceFile], evidence: Callable[[], bytes], model: Any) -> str:
@@ -58,8 +74,8 @@ def collect_facts(guards: Iterable[Any]) -> tuple[Fact, ...]:
     found: dict[tuple[str, str], Fact] = {}
     for guard in guards:
         kind = _kind(guard.kind)
-        if guard.kind == "BUILTIN_MATCH" and guard.source.startswith("L['model']"):
-            kind = "equal"  # a function of torch that a module holds; those of Python's own names are not reached again
+        if guard.kind in _IDENTITY and guard.source.startswith(_REACHED):
+            kind = "identity"
         if not kind or not guard.source or "L['args']" in guard.source or "L['kwargs']" in guard.source:
             continue
         try:
@@ -77,12 +93,20 @@ def _kind(guard: str) -> str:
         return "keys"
     if guard in _CODE:
         return "code"
+    if guard in ("CONTENT", "UNREAD"):  # a tensor of which the program has a copy, or of which forward read no value
+        return guard.lower()
     return "type" if guard == "TYPE_MATCH" else ""
 
 
 def _text(kind: str, value: Any) -> str:
     if kind == "keys":
         return repr(list(value.keys())) if isinstance(value, Mapping) else str(len(value))
+    if kind == "identity":
+        return _identity(value)
+    if kind == "unread":
+        return f"{value.dtype} {tuple(value.shape)} requires_grad={value.requires_grad}"
+    if kind == "content":
+        return f"{value.dtype} {tuple(value.shape)} {digest_bytes(_bytes(value))[:16]}"
     if kind == "tensor":
         return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type}"
     if kind == "type":
@@ -92,6 +116,21 @@ def _text(kind: str, value: Any) -> str:
     if isinstance(value, torch.Tensor):
         raise TypeError("a tensor is no fact")
     return f"{type(value).__name__}:{value!r}" if " at 0x" not in repr(value) else _named(value)
+
+
+def _identity(value: Any) -> str:
+    """Write which object it is, as far as another process can tell: a member of an enumeration, a function, a type."""
+    if isinstance(value, enum.Enum):
+        return f"{_named(type(value))}.{value.name}"
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return _named(value)
+    return _text("type", value)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    """Return the values of a tensor that is kept as a constant, however it is laid out."""
+    plain = tensor.detach().cpu().contiguous().flatten()
+    return bytes(plain.view(torch.uint8).numpy().data) if plain.numel() else b""
 
 
 def _named(value: Any) -> str:
@@ -183,11 +222,11 @@ def _live_code(module: Any, qualname: str) -> list[types.CodeType]:
 
 def changed_fact(facts: Sequence[Fact], model: Any) -> str:
     """Return the first fact that does not hold for `model` and the loaded modules, or an empty string."""
-    return next(changed_facts(facts, model), "")
+    return next((_told(fact, now) for fact, now in changed_facts(facts, model)), "")
 
 
-def changed_facts(facts: Sequence[Fact], model: Any) -> Iterator[str]:
-    """Yield each fact that does not hold for `model` and the loaded modules."""
+def changed_facts(facts: Sequence[Fact], model: Any) -> Iterator[tuple[Fact, str]]:
+    """Yield each fact that does not hold for `model` and the loaded modules, and what is there instead."""
     reach = _reacher(model)
     for fact in facts:
         try:
@@ -195,8 +234,12 @@ def changed_facts(facts: Sequence[Fact], model: Any) -> Iterator[str]:
         except Exception as error:  # noqa: BLE001  # whatever an attribute that went away raises: the fact does not hold
             now = f"gone ({type(error).__name__})"
         if now != fact.value:
-            where = f" (read at {fact.line})" if fact.line else ""
-            yield f"`{readable_source(fact.source)}` was `{fact.value}` and is `{now}`{where}"
+            yield fact, now
+
+
+def _told(fact: Fact, now: str) -> str:
+    where = f" (read at {fact.line})" if fact.line else ""
+    return f"`{readable_source(fact.source)}` was `{fact.value}` and is `{now}`{where}"
 
 
 def what_changed(
@@ -212,7 +255,7 @@ def what_changed(
         changed = [changed_source(sources), changed_code(kept.code)]
         found.update(dict.fromkeys(reason for reason in changed if reason))
         if model is not None:
-            found.update(dict.fromkeys(changed_facts(kept.facts, model)))
+            found.update(dict.fromkeys(_told(*pair) for pair in changed_facts(kept.facts, model)))
     for name, tensor in bound.items() if model is not None else ():
         live = read_path(model, name)
         if isinstance(live, torch.Tensor) and live.data_ptr() != tensor.data_ptr():
@@ -234,4 +277,5 @@ class _Globals(dict[str, Any]):
 def _reacher(model: Any) -> Callable[[str], Any]:
     space = {"L": {"model": model}, "G": _Globals(), "___dict_keys": list}
     known = {"type": type, "dict": dict, "list": list, "getattr": getattr, "hasattr": hasattr}
+    space |= {"___from_numpy": torch.as_tensor, OWNER: owner_of, FOUND: found_on}
     return lambda source: eval(source, {"__builtins__": known}, space)

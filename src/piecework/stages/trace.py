@@ -16,11 +16,15 @@ import torch
 from piecework.errors import GuardError, TraceError
 from piecework.seam import dynamo
 from piecework.seam.fake import without_weights
+from piecework.seam.guard_notes import GuardNote
+from piecework.seam.input_names import name_inputs, unowned_inputs
 from piecework.seam.live_guards import LiveGuards
+from piecework.seam.names import refuse_nameless
 from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
 from piecework.seam.shape_guards import read_shape_guards, sizes_by_source, source_of_size
 from piecework.seam.symbols import SymbolTable, use_symbols
+from piecework.seam.writes import refuse_tensor_writes
 from piecework.values.arguments import (
     LeafDims,
     bind_arguments,
@@ -31,7 +35,7 @@ from piecework.values.arguments import (
     symbol_sources,
     trace_sizes,
 )
-from piecework.values.attributes import plain_tensors, read_attributes, refuse_writes
+from piecework.values.attributes import read_attributes, refuse_writes
 from piecework.values.declaration import Dim, Dynamic
 from piecework.values.graph import Binding, InputLeaf, ShapeGuard, TracedGraph
 from piecework.values.shapes import Range
@@ -130,9 +134,9 @@ def _trace_at(
         check_leaves(inputs)
         before = read_attributes(model)
         captured, result = dynamo.capture(model, (), arguments, dynamo.marks_for(inputs, varying))
-        refuse_writes(model, before)
+        refuse_writes(model, before, captured.writes.in_place)
         try:
-            named = _name_inputs(model, captured.inputs, inputs)
+            named = name_inputs(model, captured.inputs, inputs)
             tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other))
             dynamo.check_again(captured, resize(arguments, dims, other))
             dynamo.check_again(captured, resize(arguments, dims, _rounded(other, bounds)))
@@ -154,6 +158,8 @@ def _assemble(
     inline_nested(captured.graph)
     graph = captured.graph.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    unowned = unowned_inputs(captured, named)
+    refuse_tensor_writes(graph, {placeholders[index]: source for index, source in unowned.items()})
     by_path = {binding.name: node for node, binding in zip(placeholders, named, strict=True) if binding}
     names, equal = _name_symbols(by_path, varying, sizes_by_source(list(graph.nodes)))
     table = SymbolTable(names)
@@ -166,6 +172,7 @@ def _assemble(
         *_least_sizes(captured, varying),
     )
     symbols = use_symbols(graph, table)
+    refuse_nameless(graph)
     bindings = {node.name: Binding("symbol", name, ScalarSpec("int")) for name, node in symbols.items()}
     for node, binding in zip(placeholders, named, strict=True):
         if binding is not None:
@@ -180,7 +187,10 @@ def _assemble(
         result=tree,
         constants=constants,
         shape_guards=guards,
-        guards=tuple(captured.guards),
+        guards=(
+            *captured.guards,
+            *(GuardNote("CONTENT", source, captured.inputs[index], "") for index, source in unowned.items()),
+        ),
         code=tuple(dict.fromkeys(captured.code)),
         sizes=sizes,
         containers=tuple(pair for name, value in arguments.items() for pair in containers(value, name)),
@@ -196,41 +206,6 @@ def _varying(dims: Sequence[LeafDims], bounds: Mapping[str, Range]) -> list[Leaf
     """Return the dimensions that are symbols in this trace: those whose bounds are more than one number."""
     fixed = {name for name, bound in bounds.items() if bound.is_single}
     return [LeafDims(leaf.path, {d: m for d, m in leaf.dims.items() if m.name not in fixed}) for leaf in dims]
-
-
-def _name_inputs(
-    model: torch.nn.Module, values: Sequence[Any], inputs: Sequence[tuple[str, Any]]
-) -> list[Binding | None]:
-    """Say what each graph input is, by identity; symbols' own placeholders give None."""
-    static = _static_names(model)
-    leaf_paths = {id(leaf): path for path, leaf in reversed(inputs) if isinstance(leaf, torch.Tensor)}
-    attributes = {id(value): name for name, value in plain_tensors(model, torch.Tensor)}
-    named: list[Binding | None] = []
-    constants = 0
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            named.append(None)
-        elif id(value) in leaf_paths:
-            named.append(Binding("input", leaf_paths[id(value)]))
-        elif id(value) in static:
-            named.append(static[id(value)])
-        else:
-            named.append(Binding("constant", attributes.get(id(value), f"constant_{constants}")))
-            constants += id(value) not in attributes
-    return named
-
-
-def _static_names(model: torch.nn.Module) -> dict[int, Binding]:
-    names: dict[int, list[tuple[str, str, bool]]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(("weight", name, True))
-    persistent = set(model.state_dict(keep_vars=True))
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        names.setdefault(id(buffer), []).append(("buffer", name, name in persistent))
-    return {
-        key: Binding(found[0][0], found[0][1], None, tuple(name for _, name, _ in found[1:]), found[0][2])
-        for key, found in names.items()
-    }
 
 
 def _name_symbols(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,12 @@ def _is_plain(value: Any) -> bool:
     return is_own and type(getattr(value, "__dict__", None)) is dict and not hasattr(value, "named_modules")
 
 
-def refuse_writes(model: Any, before: Attributes) -> None:
-    """Raise for the first attribute that is another one now, after putting it back as it was."""
+def refuse_writes(model: Any, before: Attributes, in_place: Sequence[Any] = ()) -> None:
+    """Raise for the first attribute that is another one now, after putting it back as it was.
+
+    A tensor of `in_place` is put back only: what was written was written into it.
+    """
+    kept = set(map(id, in_place))
     after = read_attributes(model)
     for key in {**before, **after}:
         old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
@@ -65,6 +69,8 @@ def refuse_writes(model: Any, before: Attributes) -> None:
             continue
         path, name = key
         _put_back(model.get_submodule(path), name, old)
+        if id(old) in kept:
+            continue
         raise TraceError(
             f"forward writes the attribute `{f'{path}.{name}' if path else name}`",
             hint="a compiled forward does not run its Python again: return the value, or keep it in an opaque operator",
