@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--requests", type=int, default=24, help="requests after the climb, and of the eager run")
     parser.add_argument("--threads", default="", help="OMP_NUM_THREADS of the server; empty leaves it to torch")
+    parser.add_argument("--nice", default="10", help="how far the compile process stands back")
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "serve_climb.json")
     arguments = parser.parse_args()
     readings: dict[str, Any] = {}
@@ -65,7 +66,7 @@ def main() -> None:
         caveats=CAVEATS,
         body={
             "versions": versions("torch", "transformers"),
-            "load": {"clients": arguments.clients, "answer_tokens": ANSWER, "threads": arguments.threads},
+            "load": {"clients": arguments.clients, "answer_tokens": ANSWER, "threads": arguments.threads, "nice": arguments.nice},
             "readings": readings,
         },
     )
@@ -126,7 +127,7 @@ class Scene:
         options = ["--enforce-eager"] if self.name == "eager" else ["--store", str(self.store)]
         command = [
             sys.executable, "-m", "piecework.cli.main", "serve", str(real_model()), "--dtype", "float32", "--port", "0",
-            "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--num-pages", "512", *options,
+            "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--num-pages", "512", "--compile-nice", self.arguments.nice, *options,
         ]  # fmt: skip
         if self.name == "full":
             self.store.mkdir()

@@ -85,6 +85,9 @@ class EngineFlags:
     wait_for: Annotated[
         str, flag(ENGINE_GROUP, "now, compiled or captured: what is there before the first answer.", metavar="TIER")
     ] = "now"
+    compile_nice: Annotated[
+        int, flag(ENGINE_GROUP, "How far the compile process stands back, 0 to 19.", metavar="N")
+    ] = 10
 
 
 @Parameter(name="*")

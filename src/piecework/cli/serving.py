@@ -133,6 +133,7 @@ def _engine_options(flags: EngineFlags, compile_flags: CompileFlags, settings: S
         share_prefixes=flags.prefix_caching,
         enforce_eager=bool(compile_flags.enforce_eager),
         wait_for=flags.wait_for,
+        compile_nice=flags.compile_nice,
     )
 
 

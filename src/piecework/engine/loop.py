@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from piecework.engine.batch import SIZES, Batch, make_batch
 from piecework.engine.generate import allocate_caches
 from piecework.engine.grammar import Grammars
-from piecework.engine.memory import plan_pages
+from piecework.engine.memory import meter_of, plan_pages, profile_step
 from piecework.engine.options import EngineOptions, Status
 from piecework.engine.pages import PagePool
 from piecework.engine.sampler import Chosen, choose
@@ -35,7 +35,7 @@ class Engine:
         self.options = options or EngineOptions()
         self.tiers = tiers or Tiers(served.step, ignore, num_sites=len(served.sites))
         self.runner: Runner = self.tiers  # whoever watches steps stands in its place
-        num_pages = self.options.num_pages or plan_pages(served, self.options)
+        num_pages = self.options.num_pages or self._plan_pages()
         self.pool = PagePool(num_pages, self.options.page_size, is_sharing=self.options.share_prefixes)
         self.scheduler = Scheduler(
             self.pool,
@@ -58,6 +58,11 @@ class Engine:
         self._aborted: list[Output] = []
         self._order = 0
         self._num_steps = self._num_prompt = self._num_generated = self._num_cached = 0
+
+    def _plan_pages(self) -> int:
+        meter = meter_of(self.served.device)
+        profiled = profile_step(self.served, self.options, meter) if meter is not None else 0
+        return plan_pages(self.served, self.options, profiled_bytes=profiled)
 
     @property
     def has_work(self) -> bool:

@@ -1,18 +1,30 @@
 """How many pages there is memory for: what is left after everything else that will want some.
 
-The sum is made of the configuration and the weights alone, so that a cold and a warm start come to the same number; on
-a GPU the memory that a profile run took counts where it was more.
+The sum is made of the configuration and the weights alone, so that a cold and a warm start come to the same number. On
+a GPU the largest step is run once before, with compiling forbidden: what it takes counts where it is more, rounded up so
+that eager code and its text come to the same. On a CPU such a step would cost seconds of the start: there the sum alone
+counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
+from piecework.engine.batch import make_batch
+from piecework.engine.generate import allocate_caches
 from piecework.engine.options import EngineOptions
-from piecework.engine.served import Served
+from piecework.engine.sampler import choose
+from piecework.engine.scheduler import Scheduled
+from piecework.engine.sequence import Request, Sequence
+from piecework.engine.served import Served, call_step
 from piecework.errors import EngineError
+from piecework.seam.cuda import CudaDevice
+from piecework.seam.forbid import forbid_compilation
 
 GPU_SHARE, RAM_SHARE = 0.9, 0.4
 RAM_BYTES = 2 << 30
@@ -21,7 +33,14 @@ COMPILE_BYTES = 1 << 30
 """What a compile beside the server may take, in RAM; the trace of it holds no weights."""
 CAPTURE_STEPS = 2.0
 """The pool of captured graphs in multiples of a largest decode step: sizes share it, and each keeps its results."""
+ROUNDED_BYTES = 128 << 20
 _ROOT = Path("/sys/fs/cgroup")
+
+
+class Meter(Protocol):
+    """A device that tells the most memory that a block took at a time."""
+
+    def measure_peak(self) -> AbstractContextManager[Callable[[], int]]: ...
 
 
 def page_bytes(served: Served, page_size: int) -> int:
@@ -41,12 +60,45 @@ def step_bytes(served: Served, num_tokens: int, num_rows: int) -> int:
     return layer + rows * served.vocabulary_size * served.dtype.itemsize + num_rows * served.vocabulary_size * 20
 
 
+def meter_of(device: str) -> Meter | None:
+    """Return what measures the profile run on a device; None where none is made."""
+    return CudaDevice(torch.device(device).index) if torch.device(device).type == "cuda" else None
+
+
+def profile_step(served: Served, options: EngineOptions, meter: Meter) -> int:
+    """Run the largest step once, on pages of its own, and choose its tokens; return the bytes that it took.
+
+    Raises CompileForbidden where it compiles anything: it would again while requests wait.
+    """
+    count = options.max_num_sequences
+    each, more = divmod(options.max_num_batched_tokens, count)
+    lengths = [each + (index < more) for index in range(count)]
+    needed = [-(-length // options.page_size) for length in lengths]
+    caches = allocate_caches(
+        served.sites,
+        num_pages=sum(needed), page_size=options.page_size, dtype=served.dtype, device=served.device,
+    )  # fmt: skip
+    scheduled, first = [], 0
+    for index, (length, pages) in enumerate(zip(lengths, needed, strict=True)):
+        sequence = Sequence(Request(f"profile-{index}", (0,) * length), 0, index, 0)
+        sequence.pages = list(range(first, first + pages))
+        first += pages
+        scheduled.append(Scheduled(sequence, 0, length))
+    batch = make_batch(scheduled, caches, options.page_size, served.device, served.backend)
+    with forbid_compilation(), meter.measure_peak() as peak:
+        choose(call_step(served.step, batch), [one.sequence for one in scheduled], served.end_of_sequence)
+        return peak()
+
+
 def plan_pages(served: Served, options: EngineOptions, *, total_bytes: int = 0, profiled_bytes: int = 0) -> int:
     """Return the number of pages for an engine. Raises EngineError where not even one prompt would fit."""
     is_gpu = torch.device(served.device).type == "cuda"
     total = total_bytes or device_bytes(served.device)
     share = options.memory_fraction or (GPU_SHARE if is_gpu else RAM_SHARE)
-    step = max(step_bytes(served, options.max_num_batched_tokens, options.max_num_sequences), profiled_bytes)
+    step = max(
+        step_bytes(served, options.max_num_batched_tokens, options.max_num_sequences),
+        -(-profiled_bytes // ROUNDED_BYTES) * ROUNDED_BYTES,
+    )
     captured = int(CAPTURE_STEPS * step_bytes(served, options.max_num_sequences, options.max_num_sequences))
     taken = {
         "weights": served.weights_bytes,
