@@ -66,7 +66,8 @@ def main() -> None:
         caveats=CAVEATS,
         body={
             "versions": versions("torch", "transformers"),
-            "load": {"clients": arguments.clients, "answer_tokens": ANSWER, "threads": arguments.threads, "nice": arguments.nice},
+            "load": {"clients": arguments.clients, "answer_tokens": ANSWER},
+            "server": {"threads": arguments.threads, "nice": arguments.nice},
             "readings": readings,
         },
     )
@@ -127,7 +128,8 @@ class Scene:
         options = ["--enforce-eager"] if self.name == "eager" else ["--store", str(self.store)]
         command = [
             sys.executable, "-m", "piecework.cli.main", "serve", str(real_model()), "--dtype", "float32", "--port", "0",
-            "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--num-pages", "512", "--compile-nice", self.arguments.nice, *options,
+            "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--num-pages", "512",
+            "--compile-nice", self.arguments.nice, *options,
         ]  # fmt: skip
         if self.name == "full":
             self.store.mkdir()

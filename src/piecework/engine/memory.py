@@ -1,9 +1,9 @@
 """How many pages there is memory for: what is left after everything else that will want some.
 
 The sum is made of the configuration and the weights alone, so that a cold and a warm start come to the same number. On
-a GPU the largest step is run once before, with compiling forbidden: what it takes counts where it is more, rounded up so
-that eager code and its text come to the same. On a CPU such a step would cost seconds of the start: there the sum alone
-counts.
+a GPU the largest step is run once before, with compiling forbidden: what it takes counts where it is more, rounded up
+so that eager code and its text come to the same. On a CPU such a step would cost seconds of the start: there the sum
+alone counts.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def step_bytes(served: Served, num_tokens: int, num_rows: int) -> int:
     config = served.config
     hidden = int(config.get("hidden_size") or config.get("n_embd") or 1024)
     inner = int(config.get("intermediate_size") or 4 * hidden)
+    inner *= max(1, int(config.get("num_experts_per_tok") or 1))  # each token goes through so many
     layer = num_tokens * (8 * hidden + 3 * inner) * max(served.dtype.itemsize, 2)
     # Some models cannot choose rows. float32 logits, their probabilities in float64, and a sorted copy.
     rows = num_rows if served.keeps_rows else num_tokens
