@@ -175,4 +175,3 @@ def test_each_architecture_is_cut_alike_and_gives_the_same(architecture: str, tm
     (fx, cuts), (inductor, inside) = (logits_of(folder, each, "eager") for each in ("fx", "inductor"))
     assert cuts == inside == {"regions": 7, "opaque": 3, "sites": 4}
     torch.testing.assert_close(inductor, fx, rtol=0, atol=0)
-

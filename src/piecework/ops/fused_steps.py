@@ -21,12 +21,14 @@ def rotary_kv_update(
 ) -> Tensor:
     """Turn each row's key by its position and write it with its value; rows of padding are not written.
 
+    The key turns in the dtype of its cosines where that is wider, and is rounded to its own before it is written.
+
     Tensors:
         key, value  [T, K, D]  model
         cos, sin    [T, 1, N]  any    `rotary_dim` wide, or half of that
         ->          [0]        model  a token: attention takes it
     """
-    return kv_update(rotary_reference(key, cos, sin, rotary_dim, interleaved), value, site)
+    return kv_update(rotary_reference(key, cos, sin, rotary_dim, interleaved).to(key.dtype), value, site)
 
 
 def _rotary_kv_update_fake(

@@ -9,6 +9,7 @@ Both stand where the opaque operator stood: no cut is added and none goes.
 from __future__ import annotations
 
 import operator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,26 +38,26 @@ def fuse_attention_quant_fp8(traced: TracedGraph) -> tuple[list[str], list[str]]
 
 def _fuse_rotary(graph: fx.Graph, write: fx.Node) -> str:
     key, value, site = (argument(write, index, name) for index, name in enumerate(("key", "value", "site")))
-    views: list[fx.Node] = []
+    steps: list[fx.Node] = []
     source = key
-    while called(source) in ("getitem", "transpose") and form_of(source) == "":
-        views.insert(0, source)
+    while called(source) in ("getitem", "transpose", "to") and form_of(source) == "":
+        steps.insert(0, source)
         source = source.args[0]
     if form_of(source) != "rotary":
         return ""
-    for node in (source, *views):
-        stranger = next((user for user in node.users if user not in (*views, write)), None)
+    for node in (source, *steps):
+        stranger = next((user for user in node.users if user not in (*steps, write)), None)
         if stranger is not None:
             raise Miss(f"`{stranger.name}` reads the turned key too")
+    views = [step for step in steps if called(step) != "to"]
     if [called(view) for view in views] != ["getitem", "transpose"] or views[0].args[1] != 0:
         raise Miss(f"the key comes to `{write.name}` through other views than those of flat tokens")
     if tuple(views[1].args[1:]) not in ((0, 1), (1, 0)):
         raise Miss(f"`{views[1].name}` turns other dimensions than heads and tokens")
     x, cos, sin, rotary_dim, interleaved = source.args
     for each in (cos, sin):
-        _require_rowrewrite_each(each)
-    if spec_of(x).dtype != spec_of(source).dtype:  # type: ignore[union-attr]
-        raise Miss("the turned key has another dtype than the key")
+        _require_row_for_all_heads(each)
+    _require_dtype_of(x, source, *steps)
     with graph.inserting_before(write):
         flat = [
             graph.call_method("transpose", (graph.call_function(operator.getitem, (each, 0)), 0, 1))
@@ -66,11 +67,21 @@ def _fuse_rotary(graph: fx.Graph, write: fx.Node) -> str:
     name = write.name
     write.replace_all_uses_with(made)
     graph.erase_node(write)
-    drop(views[-1])
+    drop(steps[-1])
     return f"rotary_kv_update for {name}"
 
 
-def _require_rowrewrite_each(angles: Any) -> None:
+def _require_dtype_of(key: Any, turned: fx.Node, *steps: fx.Node) -> None:
+    """Raise a miss unless the turned key is written in the key's own dtype, rounded once if at all."""
+    own = spec_of(key)
+    dtypes = [spec.dtype for node in (turned, *steps) if isinstance(spec := spec_of(node), TensorSpec)]
+    if own is None or len(dtypes) != len(steps) + 1 or dtypes[-1] != own.dtype:
+        raise Miss("the turned key has another dtype than the key")
+    if sum(one != other for one, other in pairwise(dtypes)) > 1:
+        raise Miss("the turned key is rounded more than once")
+
+
+def _require_row_for_all_heads(angles: Any) -> None:
     """Raise a miss unless cosines are [1, 1, T, N]: one row a token, the same for all heads."""
     spec = spec_of(angles)
     if spec is None or len(spec.shape) != 4 or spec.shape[:2] != (1, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from piecework.errors import ModelError
@@ -45,7 +45,7 @@ def walk(
     meter = Meter(reference_of)
     regions: list[RegionLaunches] = []
     space: dict[str, Any] = {}
-    exec(compile(computation_graph("traffic", record, pieces), "<graph>", "exec"), space)
+    exec(compile(computation_graph("traffic", _with_whole_weights(record), pieces), "<graph>", "exec"), space)
     for name, function in list(space.items()):
         if name.startswith(("piece_", "opaque_", "inline_")):
             space[name] = _noted(function, record, regions, meter)
@@ -59,6 +59,11 @@ def walk(
         result = space["computation_graph"](*arguments, weights)
     left = {meter.memory_of(leaf) for _, leaf in leaves(result, "") if hasattr(leaf, "untyped_storage")}
     return Walk(tuple(regions), frozenset(map(meter.memory_of, weights.values())), frozenset(left))
+
+
+def _with_whole_weights(record: Record) -> Record:
+    """Name what is joined of several weights as the one tensor that it is in a program, which joins them once."""
+    return replace(record, values={name: {**b, "parts": ()} for name, b in record.values.items()})
 
 
 def _noted(
