@@ -111,7 +111,7 @@ EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(n, marks=pytest.mark.slow if n in ("llama", "gpt_oss") else pytest.mark.soak) for n in ARCHITECTURES],
+    [pytest.param(n, marks=pytest.mark.slow if n == "llama" else pytest.mark.soak) for n in ARCHITECTURES],
 )
 def test_each_architecture_agrees_however_it_is_cut(architecture: str, tmp_path: Path) -> None:
     folder, prompt = tiny_folder(architecture, tmp_path), list(range(5, 17))
@@ -127,7 +127,12 @@ def test_each_architecture_agrees_however_it_is_cut(architecture: str, tmp_path:
             partition=partition, max_num_batched_tokens=16, ranges=((2, 16),), size_one=False, passes=()
         )
         model = pw.LLM(folder, options=options, store=store, observer=watch).model
-        assert watch.of(FallBack) == []
+        reasons = [fallen.reason for fallen in watch.of(FallBack)]
+        if (architecture, partition) == ("phi3", "fx"):
+            # The compiler leaves an empty tensor out of a `cat`, and with it the layout that crosses the cut.
+            assert len(reasons) == 2 and all("has strides" in reason for reason in reasons)
+        else:
+            assert reasons == []
         assert [(e.regions, e.opaque) for e in watch.of(CutInside)] == ([(7, 3)] if partition == "inductor" else [])
         caches = allocate_caches(model.sites, num_pages=1, page_size=16, dtype=model.dtype)
         difference = compare(f"{architecture} {partition}", run_step(model.step, prompt, 0, caches), wanted, right)
