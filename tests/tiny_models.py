@@ -42,7 +42,8 @@ MERGED |= dict.fromkeys(("gpt2", "gpt_neox", "phi3"), 0)
 # How many calls of three layers give back what they were given, in float32: casts and views that a model makes anyway.
 NO_OPS = {
     "llama": 20, "mistral": 20, "qwen2": 20, "qwen3": 32, "gemma": 28, "gemma2": 46, "gemma3_text": 67, "gpt2": 13,
-    "gpt_neox": 13, "phi3": 26, "olmo2": 36, "smollm3": 20, "granite": 20, "mixtral": 32, "qwen3_moe": 44, "gpt_oss": 26,
+    "gpt_neox": 13, "phi3": 26, "olmo2": 36, "smollm3": 20, "granite": 20, "mixtral": 32, "qwen3_moe": 44,
+    "gpt_oss": 26,
 }  # fmt: skip
 
 _COMMON: dict[str, Any] = {
