@@ -149,28 +149,6 @@ def test_pw_capture_takes_a_program_or_a_model() -> None:
     assert never_traced.counts == {("decode", "breakable"): 1}
 
 
-@pytest.mark.parametrize("is_traced", [True, False])
-def test_the_whole_forward_is_compiled_for_small_decode_sizes(is_traced: bool) -> None:
-    model, made = toy(), []
-
-    def whole(size: int, mode: str) -> pw.Program:
-        made.append((size, mode))
-        return compiled(model, mode="trace_once", max_num_batched_tokens=size, ranges=((1, size),))
-
-    options = pw.CaptureOptions(decode="full", decode_sizes=(1, 3, 6), prefill="none", whole_forward_max=3)
-    given = {"options": options, "device": "dry", "whole_forward": whole}
-    if is_traced:
-        replayed = pw.capture(compiled(model), **given)
-    else:
-        replayed = pw.capture(model, inputs(4), dynamic=DYNAMIC, max_num_batched_tokens=64, **given)
-    assert made == [(3, "max-autotune-no-cudagraphs"), (1, "max-autotune-no-cudagraphs")]
-    for count in (1, 2, 3, 4, 5, 6):
-        torch.testing.assert_close(replayed(*inputs(count)), model(*inputs(count)))
-    assert replayed.counts == {("decode", "full"): 6}
-    with pytest.raises(OptionError, match="nothing was given that compiles it"):
-        pw.capture(compiled(model), options=options, device="dry")
-
-
 def test_pw_capture_refuses_by_name_what_it_cannot_do() -> None:
     model = toy()
     program = compiled(model)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from piecework.api.stores import report_to_log
+from piecework.api.programs import make_request, starter
+from piecework.api.stores import default_store, report_to_log
+from piecework.api.whole import whole_forward as compile_whole
 from piecework.capture_options import CaptureOptions
 from piecework.errors import OptionError
 from piecework.events import Observer
+from piecework.options import CompileOptions
 from piecework.runtime.program import Program
 from piecework.runtime.replay import CapturedProgram
 from piecework.seam.cuda import CudaDevice
@@ -18,11 +22,13 @@ from piecework.seam.dry import DryDevice
 from piecework.stages.capture import capture as capture_source
 from piecework.stages.capture import model_source, program_source
 from piecework.stages.capture.sources import Source
+from piecework.store.protocol import KernelStore
 from piecework.values.declaration import Dynamic
 from piecework.values.device import Device
 from piecework.values.phases import default_capture
 
 DRY = "dry"
+Whole = Callable[[int, str], Program]
 
 
 def capture(
@@ -37,7 +43,8 @@ def capture(
     steps: Callable[[str, int], Any] | None = None,
     phase_of: Callable[[], str] | None = None,
     fixed: Mapping[str, torch.Tensor] | None = None,
-    whole_forward: Callable[[int, str], Program] | None = None,
+    whole_forward: Whole | None = None,
+    store: KernelStore | None = None,
     observer: Observer | None = None,
 ) -> CapturedProgram:
     """Capture a program, or with example inputs a model as it is, and return the program that replays it.
@@ -45,7 +52,8 @@ def capture(
     The device is that of the weights. `dry`, asked for by name, records on the CPU what a GPU would, for tests.
     `owners` name who holds tensors that graphs read, such as caches; the model is known without it. `steps` makes the
     worst-case step of a phase and a size, `phase_of` tells the phase of a call, `fixed` are inputs that are passed at
-    one address in every call, `whole_forward` compiles the forward for one decode size, in the mode that it is told.
+    one address in every call, `whole_forward` compiles the forward for one decode size, in the mode that it is told; by
+    default what `pw.compile` made is compiled as it was, and a model by the default options into `store`.
 
     Raises CaptureError where capture fails, and OptionError where it has no meaning, each with the reason.
     """
@@ -59,7 +67,19 @@ def capture(
                 f"`{name}` has no meaning here: what is captured was compiled already, or is not compiled",
                 hint=f"leave `{name}` out, and compile by `{phase.compiler}` before: pw.compile(..., options)",
             )
+    watch = observer or report_to_log
     mode = plan.whole_forward.compiler_mode
+    whole = whole_forward
+    if isinstance(target, Program):
+        whole = whole or target.whole_forward
+    elif plan.whole_forward.maximum and whole is None:
+        kept = store if store is not None else default_store(watch)
+        whole, store = _whole_of(target, example_inputs, dynamic, kept, watch), None
+    if store is not None:
+        raise OptionError(
+            "`store` has no meaning here: it keeps the whole forward of a model that was never compiled",
+            hint="leave `store` out",
+        )
     return capture_source(
         source,
         plan,
@@ -68,9 +88,16 @@ def capture(
         steps=steps,
         phase_of=phase_of,
         fixed=fixed,
-        whole_forward=None if whole_forward is None else lambda size: program_source(whole_forward(size, mode)),
-        observer=observer or report_to_log,
+        whole_forward=None if whole is None else lambda size: program_source(whole(size, mode)),
+        observer=watch,
     )
+
+
+def _whole_of(
+    model: torch.nn.Module, example: Any, dynamic: Dynamic | None, store: KernelStore, watch: Observer
+) -> Whole:
+    settings = CompileOptions().resolve()
+    return compile_whole(settings, partial(make_request, model, example, dynamic), starter(model, {}, store, watch))
 
 
 def _source(
@@ -120,4 +147,4 @@ def _platform(source: Source, device: str) -> str:
 
 def _device(platform: str, source: Source) -> Device:
     # Kernels of compiled pieces go round the dispatcher, so a dry device records each piece as one call.
-    return CudaDevice(source.device.index) if platform == "cuda" else DryDevice(by_call=source.program is not None)
+    return CudaDevice(source.device.index) if platform == "cuda" else DryDevice(by_call=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
 from piecework.api.live import evaluate_guards, refuse_direct, refuse_unbacked
 from piecework.api.stores import default_store, report_to_log
+from piecework.api.whole import whole_forward
 from piecework.engine.requests import request_for
 from piecework.env import read_variables
 from piecework.errors import OptionError
@@ -30,6 +32,7 @@ from piecework.models.weight_files import Hear, unheard
 from piecework.models.weights import Expected, load_weights
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import Request, Source, bind_record, compile_model
+from piecework.runtime.lazy_sizes import OnDemand
 from piecework.runtime.program import Program
 from piecework.runtime.variants import join_variants
 from piecework.seam.surroundings import refuse_autocast, variables
@@ -86,16 +89,28 @@ def compile(
         return _uncompiled(model, example_inputs, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
 
-    def program_for(request: Request) -> Program:
-        lazy = on_demand(request, settings.lazy_sizes, kept, watch)
-        own = lambda: _own_weights(model)  # noqa: E731
-        program = compile_model(request, own, ops or {}, kept, watch, model=model, on_demand=lazy)
+    def program_for(example: Example) -> Program:
+        request_with, start = partial(make_request, model, example, dynamic), starter(model, ops or {}, kept, watch)
+        request = request_with(settings)
+        program = start(request, on_demand(request, settings.lazy_sizes, kept, watch))
         evaluate_guards(program, request)
+        program.whole_forward = whole_forward(settings, request_with, start)
         return watch_drift(program, ops or {}, kept, settings.drift_every, watch)
 
-    programs = [program_for(make_request(model, example, dynamic, settings)) for example in examples]
+    programs = [program_for(example) for example in examples]
     watch(Ready(keys=tuple(program.key for program in programs)))
     return join_variants(programs)
+
+
+def starter(model: torch.nn.Module, ops: Bodies, store: KernelStore, observer: Observer) -> Callable[..., Program]:
+    """Return what makes a program of a request for a model, with the model's own weights."""
+
+    def start(request: Request, lazy: OnDemand | None = None) -> Program:
+        return compile_model(
+            request, lambda: _own_weights(model), ops, store, observer, model=model, on_demand=lazy
+        )
+
+    return start
 
 
 def make_request(

@@ -37,6 +37,7 @@ class Program:
         self.bound = bound
         self.model: torch.nn.Module | None = None
         self.evaluates_guards = False
+        self.whole_forward: Callable[[int, str], Program] | None = None  # compiles it anew for one size, in a mode
         self._rebind: Callable[[Mapping[str, torch.Tensor]], Program] | None = None
         self._findings: Callable[[Any], tuple[str, ...]] = lambda model: ()
         self._around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from piecework.errors import OptionError
 from piecework.events import Observer, Recompiled
 
 
@@ -33,3 +34,19 @@ def compile_stock(model: torch.nn.Module, observer: Observer, backend: str = "in
         return result
 
     return call
+
+
+def options_of_mode(mode: str) -> dict[str, Any]:
+    """Return the settings that a mode of `torch.compile` stands for; one that captures graphs itself is refused."""
+    from torch._inductor import list_mode_options
+
+    modes: dict[str, dict[str, Any]] = {
+        name: dict(options)
+        for name, options in list_mode_options().items()
+        if not options.get("triton.cudagraphs")
+    }
+    if mode not in modes:
+        raise OptionError(
+            f"`{mode}` is no mode to compile what is captured in", hint=f"known are {', '.join(sorted(modes))}"
+        )
+    return modes[mode]

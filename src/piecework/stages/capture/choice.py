@@ -17,7 +17,7 @@ class Choice:
         if self._maximum and whole is None:
             raise OptionError(
                 "the whole forward is to be compiled, and nothing was given that compiles it",
-                hint="give `whole_forward`",
+                hint="capture what `pw.compile` returned, or give `whole_forward`",
             )
         self._source = source
         self._whole = whole

@@ -10,6 +10,7 @@ from torch import Tensor
 from piecework.errors import CaptureError
 from piecework.runtime.regions import BoundRegion
 from piecework.runtime.segments import Segment, opaque_segment
+from piecework.stages.capture.sources import MODEL
 from piecework.stages.capture.walk import ResultNote, note_results, tensors_in
 from piecework.values.declaration import registry
 from piecework.values.device import Device, Graph
@@ -82,7 +83,7 @@ class Recorder:
         """Record a region as part of a graph, whatever its kind."""
         self.open()
         self.where = _title(region)
-        if region.kind in (OPAQUE, INLINE):
+        if region.kind in (OPAQUE, INLINE, MODEL):  # the operators of what is not compiled are seen one by one
             return region.call(*arguments)
         return self._device.run(region.call, arguments)  # type: ignore[no-any-return]
 
