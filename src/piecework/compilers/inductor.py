@@ -23,6 +23,7 @@ from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
 from piecework.seam.strip import strip_output
 from piecework.seam.vocabulary import Refusal
 from piecework.span_events import sub_phase
+from piecework.spans import carry
 from piecework.values.artifact import INDUCTOR, TORCH, Artifact
 from piecework.values.digest import digest_data
 from piecework.values.rewriting import PieceRewrite
@@ -103,7 +104,7 @@ class InductorCompiler:
         May be called from several threads: pieces are lowered one at a time, and their C++ is built side by side.
         What code set in Inductor's own configuration is not seen: it would be in no key. `options` are.
         """
-        return contextvars.Context().run(self._compile, text, box)
+        return contextvars.Context().run(carry(self._compile), text, box)
 
     def _compile(self, text: str, box: Box) -> Artifact:
         check_seam()
