@@ -24,7 +24,9 @@ from piecework.runtime.program import Program
 
 HIGH = 72
 _numbers = count_from()
-HEAD = """import torch
+HEAD = """import math
+
+import torch
 from torch import nn
 import torch.nn.functional as functional
 
@@ -80,6 +82,10 @@ FREE = [
     "o = torch.empty_like(h)\n        ops.into(h, o)\n        h = o + h",
     "h = h.split([1, 3], 1)[1].mean(1, keepdim=True) * h",
     "h = functional.pad(h, (0, 0, {k}, 0))[{k}:]",
+    "h = h * int(n * 0.7) + round(n / {k})",
+    "h = h + h[: math.ceil(n / {k})].sum(0)",
+    "h = h * math.trunc(n / 3) - n**0.5 + math.floor(n * 0.1 * 10)",
+    "h = h * torch.tensor([n / {k}, 1.0, 2.0, n])",
 ]
 BOUND = [
     "if n > {m}:\n            h = ops.fresh(h)",
@@ -100,6 +106,9 @@ BOUND = [
     "h = torch.cat(h.chunk({k}))",
     "h = h.view(1, -1, 4).expand(1, n, 4).squeeze()",
     "h = h * (3 if n % 2 and n > {m} else 5)",
+    "h = h * 2 if n**0.5 > {k} else h + 1",
+    "h = h * 2 if n * 0.1 * 10 >= {m} else h + 1",
+    "h = torch.cat([ops.fresh(part) for part in h.tensor_split({k})])",
 ]
 
 

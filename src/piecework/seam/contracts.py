@@ -46,6 +46,7 @@ class CheckedRun(ShadowRun):
             example = node.meta.get("example_value")
             if isinstance(value, int) and isinstance(example, torch.SymInt):
                 self.sizes[example.node.expr] = value
+        self._is_right_here = _holds_at(self.sizes, places)
         return super().run(*values, **given)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -72,11 +73,20 @@ class CheckedRun(ShadowRun):
         return result
 
     def _size(self, size: Any) -> int | None:
-        """Return a size of the fake at this run's sizes, or None where it depends on data."""
+        """Return a size of the fake at this run's sizes, or None where data decide, or the graph is not for them."""
         if isinstance(size, int):
             return size
+        if not self._is_right_here:
+            return None
         value = size.node.expr.subs(self.sizes)
         return int(value) if value.is_Integer else None
+
+
+def _holds_at(sizes: Mapping[Any, int], places: Sequence[fx.Node]) -> bool:
+    """Tell whether the trace's conditions hold at sizes: where not, its fakes are not to blame for what they say."""
+    values = (node.meta.get("example_value") for node in places)
+    environment = next((value.node.shape_env for value in values if isinstance(value, torch.SymInt)), None)
+    return environment is None or all(bool(guard.expr.subs(sizes) != False) for guard in environment.guards)  # noqa: E712
 
 
 def undeclared_write(name: str, argument: str) -> ContractError:

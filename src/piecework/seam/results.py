@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ import torch
 from piecework.errors import TraceError
 from piecework.seam.dynamo import Capture, OutputInt
 from piecework.seam.kinds import mutated_arguments
+from piecework.seam.lines import at
 from piecework.values.graph import Binding
-from piecework.values.tree import Tree, describe, leaves, tree_leaves
+from piecework.values.tree import Tree, describe, leaves, map_tree, tree_leaves
 
 Inputs = Sequence[tuple[str, Any]]
 
@@ -22,17 +24,19 @@ def describe_result(
     inputs: Inputs,
     named: Sequence[Binding | None],
     other_arguments: Callable[[], Mapping[str, Any]],
+    sizes: Mapping[str, tuple[int, int]],
 ) -> Tree:
     """Match each leaf of the result with the graph output, input or constant that it is.
 
     A leaf that is none of these is a Python value; it must come out equal at other sizes, which a second
-    run on `other_arguments()` shows, or it would silently stay what it was at the trace.
+    run on `other_arguments()` shows, or it would silently stay what it was at the trace. One that comes out both times
+    as a size that varies is that size: `sizes` holds those of both runs by name.
     """
     tree = describe(result, _leaf_matcher(captured, inputs, named))
     claimed = {leaf["output"] for leaf in tree_leaves(tree) if "output" in leaf}
     unclaimed = set(range(len(captured.results))) - claimed - _in_place(captured)
     if any(leaf["kind"] == "constant" and leaf["value"] is not None for leaf in tree_leaves(tree)):
-        _check_constants(captured, tree, named, other_arguments())
+        tree = _with_sizes(captured, tree, named, other_arguments(), sizes)
     if unclaimed:
         raise TraceError(
             f"the graph computes `{len(unclaimed)}` value(s) that the result does not hold",
@@ -47,16 +51,49 @@ def _in_place(captured: Capture) -> set[int]:
     return {index for index, node in enumerate(outputs) if captured.writes.in_place and mutated_arguments(node)}
 
 
-def _check_constants(captured: Capture, tree: Tree, named: Sequence[Binding | None], other: Mapping[str, Any]) -> None:
+def _with_sizes(
+    captured: Capture,
+    tree: Tree,
+    named: Sequence[Binding | None],
+    other: Mapping[str, Any],
+    sizes: Mapping[str, tuple[int, int]],
+) -> Tree:
+    """Return the tree with the sizes in it by name, as in `return y, x.shape`."""
     again = [(path, leaf) for name, value in other.items() for path, leaf in leaves(value, name)]
-    second = describe(captured.run((), other), _leaf_matcher(captured, again, named))
-    for one, two in zip(tree_leaves(tree), tree_leaves(second), strict=True):
-        if one != two:
+    second = tree_leaves(describe(captured.run((), other), _leaf_matcher(captured, again, named)))
+
+    line = _first_line(captured)
+
+    def settle(one: Tree) -> Tree:
+        two = next(second)
+        value = one.get("value")
+        found = [name for name, both in sizes.items() if type(value) is int and both == (value, two.get("value"))]
+        if len(found) == 1 and one != two:
+            return {"kind": "value", "symbol": found[0]}
+        if found:
             raise TraceError(
-                "the result holds a Python number that depends on a size: "
-                f"`{one.get('value')!r}`, then `{two.get('value')!r}`",
-                hint="return a tensor, or the size itself",
+                f"the result of forward{at(line)} holds the number `{value}`, which is the size `{found[0]}` or only equal "
+                "to it",
+                hint="compile with an example of another size, or return a tensor",
+                facts={"file": line[0], "line": line[1]},
             )
+        if one == two:
+            return one
+        raise TraceError(
+            f"the result of forward{at(line)} holds a Python number that depends on a size: "
+            f"`{value!r}`, then `{two.get('value')!r}`",
+            hint="return a tensor, or the size itself",
+            facts={"file": line[0], "line": line[1]},
+        )
+
+    return map_tree(settle, tree)
+
+
+def _first_line(captured: Capture) -> tuple[str, int]:
+    """Return where the first function begins that a trace read and that is not torch's or ours: the model's forward."""
+    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    own = (code for code in captured.code if not code.co_filename.startswith(skipped))
+    return next(((code.co_filename, code.co_firstlineno) for code in own), ("", 0))
 
 
 def _leaf_matcher(captured: Capture, inputs: Inputs, named: Sequence[Binding | None]) -> Callable[[str, Any], Tree]:

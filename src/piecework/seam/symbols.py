@@ -7,22 +7,20 @@ size is computed by nodes over one placeholder per declared name, so sizes never
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
-from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from piecework.errors import TraceError
-from piecework.seam.lines import at, line_of
+from piecework.seam.number_calls import as_function, build_number, is_whole, mark_number
 from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, contiguous_stride
 
 _DROPPED = ("_log_api_usage_once",)
-_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (int, float, bool, *_SYMBOLIC)
 
 
 class SymbolTable:
@@ -113,6 +111,7 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
     first = next(iter(graph.nodes))
     placeholders: dict[str, fx.Node] = {}
     env: dict[sympy.Symbol, fx.Node] = {}
+    kept: set[fx.Node] = set()
     with graph.inserting_before(first):
         for symbol, name in table.declared.items():
             if name not in placeholders:
@@ -124,8 +123,13 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
         if node.op == "placeholder":
             continue
         if any(is_number(inner.meta.get("example_value")) for inner in node.all_input_nodes):
-            _replace_inputs(graph, node, table, env, memo)
+            _replace_inputs(graph, node, table, env, memo, kept)
         _define_unbacked(graph, node, env, table)
+        value = node.meta.get("example_value")
+        if isinstance(value, _SYMBOLIC) and node.op != "output" and not is_whole(table.expression(value)):
+            as_function(node)
+            kept.add(node)
+            memo[table.expression(value)] = node
     for node in reversed(list(graph.nodes)):
         if (
             node.op == "placeholder"
@@ -145,7 +149,12 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
 
 
 def _replace_inputs(
-    graph: fx.Graph, node: fx.Node, table: SymbolTable, env: dict[sympy.Symbol, fx.Node], memo: dict[sympy.Expr, Any]
+    graph: fx.Graph,
+    node: fx.Node,
+    table: SymbolTable,
+    env: dict[sympy.Symbol, fx.Node],
+    memo: dict[sympy.Expr, Any],
+    kept: Collection[fx.Node],
 ) -> None:
     def build(value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -157,12 +166,15 @@ def _replace_inputs(
         expression = table.expression(value)
         if expression not in memo:
             with graph.inserting_before(node):
-                memo[expression] = _build(graph, expression, env, node)
+                memo[expression] = build_number(graph, expression, env, node)
         return memo[expression]
 
     def resolve(inner: fx.Node) -> Any:
         value = inner.meta.get("example_value")
         if not is_number(value) or _is_definition(inner, env):
+            return inner
+        if inner in kept:
+            mark_number(inner)
             return inner
         return build(value)
 
@@ -175,38 +187,6 @@ def _replace_inputs(
 
 def _is_definition(node: fx.Node, env: Mapping[sympy.Symbol, fx.Node]) -> bool:
     return node in env.values()
-
-
-def _build(graph: fx.Graph, expression: sympy.Expr, env: Mapping[sympy.Symbol, fx.Node], user: fx.Node) -> Any:
-    if expression.is_Integer:
-        return int(expression)
-    if expression.is_Float:
-        return float(expression)
-    if expression in (sympy.true, sympy.false):
-        return bool(expression)
-    tracer = fx.proxy.GraphAppendingTracer(graph)
-    if not expression.free_symbols <= env.keys():
-        line = line_of(user)
-        raise TraceError(
-            f"the model computes with a number{at(line)} that is read from no tensor of its inputs",
-            hint="a size that varies is read from an input that the model does something with; let a number that is "
-            "fixed be one of Python's own, as in `int(value)` where it is stored",
-            facts={"file": line[0], "line": line[1]},
-        )
-    proxies = {symbol: fx.Proxy(env[symbol], tracer) for symbol in expression.free_symbols}
-    built = sympy_interp(PythonReferenceAnalysis, proxies, expression)
-    if not isinstance(built, fx.Proxy):
-        return built
-    _mark_number(built.node)
-    return built.node
-
-
-def _mark_number(node: fx.Node) -> None:
-    """Mark the nodes that compute a number, so that the split can make them anew wherever they are used."""
-    if node.op == "call_function" and "number" not in node.meta and "example_value" not in node.meta:
-        node.meta["number"] = True
-        for inner in node.all_input_nodes:
-            _mark_number(inner)
 
 
 def _define_unbacked(graph: fx.Graph, node: fx.Node, env: dict[sympy.Symbol, fx.Node], table: SymbolTable) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from piecework.errors import GuardError, TraceError
 from piecework.values.graph import ShapeGuard, TracedGraph
+from piecework.values.many_sizes import certain, truth
 from piecework.values.predicate import NUMBERS, UnknownExpression, evaluate, holds_by_intervals, names_in
 from piecework.values.shapes import Range
 
@@ -49,6 +50,15 @@ class Side:
     proofs: tuple[Proof, ...]
 
 
+class _Doubtful(Exception):
+    """A condition compares floats that come out all but equal at the very size of the trace."""
+
+    def __init__(self, proof: Proof, single: Bounds) -> None:
+        super().__init__()
+        self.proof = proof
+        self.single = single
+
+
 def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_split: bool) -> tuple[Side, ...]:
     """Trace until every size within `bounds` is served by a graph that is right there; the widest side comes first.
 
@@ -69,17 +79,28 @@ def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_s
                 raise
             waiting += _singles(here)  # two sizes that the model tells apart: neither stands for the other
             continue
-        proofs = tuple(prove(guard, here, traced.sizes) for guard in traced.shape_guards)
+        try:
+            proofs = tuple(prove(guard, here, traced.sizes) for guard in traced.shape_guards)
+        except _Doubtful as found:
+            if not may_split or found.single == here:
+                raise _refusal(found.proof, here, "what it compares is too close to call there", _ADVICE) from None
+            waiting += [found.single, *_rest(here, found.single)]  # a size alone is Python's own number, not torch's
+            _refuse_many(sides, waiting, bounds, found.proof)
+            continue
         kept = _intersection(here, proofs)
         if kept != here and not may_split:
             proof = next(proof for proof in proofs if proof.kept)
             raise _refusal(proof, here, "splitting at it is switched off", "let split_at_guards be, or change the line")
         sides.append(Side(kept, traced, proofs))
         waiting.extend(_rest(here, kept))
-        if len(sides) + len(waiting) > MOST_SIDES:
-            proof = next(p for side in sides for p in side.proofs if p.kept)
-            raise _refusal(proof, bounds, f"more than {MOST_SIDES} traces would be needed", _ADVICE)
+        _refuse_many(sides, waiting, bounds)
     return tuple(sorted(sides, key=lambda side: -_width(side.bounds)))
+
+
+def _refuse_many(sides: Sequence[Side], waiting: Sequence[Bounds], bounds: Bounds, last: Proof | None = None) -> None:
+    if len(sides) + len(waiting) > MOST_SIDES:
+        proof = last or next(proof for side in sides for proof in side.proofs if proof.kept)
+        raise _refusal(proof, bounds, f"more than {MOST_SIDES} traces would be needed", _ADVICE)
 
 
 def unproven(trace: Callable[[Bounds], TracedGraph], bounds: Bounds) -> tuple[Side, ...]:
@@ -109,15 +130,17 @@ def prove(guard: ShapeGuard, bounds: Bounds, sizes: Mapping[str, int]) -> Proof:
 
 def _prove_one(guard: ShapeGuard, name: str, bounds: Bounds, sizes: Mapping[str, int]) -> Proof:
     low, high = bounds[name].low, bounds[name].high
-    truth = _truth(guard.expression, {name: torch.arange(low, high + 1)}, high + 1 - low)
+    holds = certain(guard.expression, {name: torch.arange(low, high + 1)}, high + 1 - low)
     proof = Proof(guard.expression, guard.line, EVERY_SIZE, high + 1 - low)
-    if bool(truth.all()):
+    if bool(holds.all()):
         return proof
-    edges = (torch.nonzero(truth[1:] != truth[:-1]).flatten() + low + 1).tolist()
+    edges = (torch.nonzero(holds[1:] != holds[:-1]).flatten() + low + 1).tolist()
     if len(edges) >= MOST_SIDES:
         raise _refusal(proof, bounds, f"its truth changes {len(edges)} times there", _ADVICE)
     size = sizes[name]
-    if not bool(truth[size - low]):
+    if not bool(holds[size - low]) and bool(truth(guard.expression, {name: torch.tensor([size])}, 1)):
+        raise _Doubtful(proof, {**bounds, name: Range(size, size)})
+    if not bool(holds[size - low]):
         raise _refusal(proof, bounds, f"it does not hold at the traced size `{size}` either", _ADVICE)
     first = max((edge for edge in edges if edge <= size), default=low)
     last = min((edge - 1 for edge in edges if edge > size), default=high)
@@ -135,11 +158,11 @@ def _prove_many(guard: ShapeGuard, names: Sequence[str], bounds: Bounds) -> Proo
     else:
         values, method = _sample(names, bounds), SAMPLE
     count = len(next(iter(values.values())))
-    truth = _truth(guard.expression, values, count)
+    holds = certain(guard.expression, values, count)
     proof = Proof(guard.expression, guard.line, method, count)
-    if bool(truth.all()):
+    if bool(holds.all()):
         return proof
-    where = int(torch.nonzero(~truth)[0])
+    where = int(torch.nonzero(~holds)[0])
     failing = ", ".join(f"{name}={int(values[name][where])}" for name in names)
     raise _refusal(
         proof, bounds, f"it does not hold at {failing}",
@@ -163,29 +186,6 @@ def _sample(names: Sequence[str], bounds: Bounds) -> dict[str, Any]:
     for name in names[1:]:
         values[name][equal] = values[names[0]][equal].clamp(bounds[name].low, bounds[name].high)
     return values
-
-
-def _truth(text: str, values: Mapping[str, Any], count: int) -> torch.Tensor:
-    found = evaluate(text, values, _VECTORS)
-    return found if isinstance(found, torch.Tensor) else torch.full((count,), bool(found))
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.tensor(value)
-
-
-def _whole(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
-    return lambda value: function(_tensor(value).double()).long()
-
-
-_VECTORS: Mapping[str, Callable[..., Any]] = {
-    "and": lambda a, b: a & b, "or": lambda a, b: a | b,
-    "not": lambda a: ~a if isinstance(a, torch.Tensor) else not a,
-    "min": lambda a, b: torch.minimum(_tensor(a), _tensor(b)),
-    "max": lambda a, b: torch.maximum(_tensor(a), _tensor(b)),
-    "abs": lambda a: abs(a), "math.floor": _whole(torch.floor), "math.ceil": _whole(torch.ceil),
-    "math.trunc": _whole(torch.trunc), "int": _whole(torch.trunc), "float": lambda a: _tensor(a).double(),
-}  # fmt: skip
 
 
 def _intersection(bounds: Bounds, proofs: Sequence[Proof]) -> Bounds:

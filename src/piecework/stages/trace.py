@@ -137,7 +137,9 @@ def _trace_at(
         refuse_writes(model, before, captured.writes.in_place)
         try:
             named = name_inputs(model, captured.inputs, inputs)
-            tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other))
+            names = {mark.name for leaf in varying for mark in leaf.dims.values()}
+            both = {name: (sizes[name], other[name]) for name in sorted(names)}
+            tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other), both)
             dynamo.check_again(captured, resize(arguments, dims, other))
             dynamo.check_again(captured, resize(arguments, dims, _rounded(other, bounds)))
             return _assemble(captured, tree, arguments, inputs, named, dims, varying, sizes)

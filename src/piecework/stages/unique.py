@@ -232,6 +232,7 @@ def _resolve_result(cut: SplitGraph, names: Mapping[fx.Node, str], values: Mappi
     """Rewrite the result's leaves as expressions over program values."""
     outputs: Any = cut.traced.graph.output_node().args[0]
     full = _Numbers(names)
+    symbols = {binding.name: name for name, binding in values.items() if binding.kind == "symbol"}
     by_binding = {(binding.kind == "input", binding.name): name for name, binding in values.items()}
 
     def leaf(tree: Tree) -> Tree:
@@ -239,6 +240,8 @@ def _resolve_result(cut: SplitGraph, names: Mapping[fx.Node, str], values: Mappi
             return {"kind": "value", "expression": format_value(outputs[tree["output"]], full)}
         if "input" in tree:
             return {"kind": "value", "expression": by_binding.get((True, tree["input"]), f"argument:{tree['input']}")}
+        if "symbol" in tree:
+            return {"kind": "value", "expression": symbols[tree["symbol"]]}
         if "static" in tree:
             return {"kind": "value", "expression": by_binding[False, tree["static"]]}
         return tree

@@ -14,11 +14,12 @@ from functools import lru_cache, reduce
 from typing import Any
 
 Interval = tuple[float, float]
+_MODULES = ("math", "torch")
 
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.Div: operator.truediv, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
+    ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.RShift: operator.rshift,
 }  # fmt: skip
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
@@ -42,7 +43,8 @@ def parse(text: str) -> ast.expr:
 def names_in(text: str) -> tuple[str, ...]:
     """Return the size names of a condition, in order of first use."""
     called = {id(node.func) for node in ast.walk(parse(text)) if isinstance(node, ast.Call)}
-    names = [n for n in ast.walk(parse(text)) if isinstance(n, ast.Name) and id(n) not in called and n.id != "math"]
+    places = [node for node in ast.walk(parse(text)) if isinstance(node, ast.Name) and node.id not in _MODULES]
+    names = [node for node in places if id(node) not in called]
     return tuple(dict.fromkeys(node.id for node in sorted(names, key=lambda node: node.col_offset)))
 
 
@@ -56,7 +58,8 @@ def evaluate(text: str, values: Mapping[str, Any], functions: Mapping[str, Calla
             case ast.Name(id=name) if name in values:
                 return values[name]
             case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
-                return _ARITHMETIC[type(sign)](visit(left), visit(right))
+                arithmetic = functions["/"] if isinstance(sign, ast.Div) else _ARITHMETIC[type(sign)]
+                return arithmetic(visit(left), visit(right))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 return -visit(inner)
             case ast.UnaryOp(op=ast.Not(), operand=inner):
@@ -65,16 +68,15 @@ def evaluate(text: str, values: Mapping[str, Any], functions: Mapping[str, Calla
                 return reduce(functions["and" if isinstance(sign, ast.And) else "or"], map(visit, parts))
             case ast.Compare(left=left, ops=signs, comparators=others):
                 sides = [visit(left), *map(visit, others)]
-                pairs = [_COMPARISONS[type(s)](a, b) for s, a, b in zip(signs, sides, sides[1:], strict=False)]
+                compare = functions.get("compare", lambda sign, a, b: sign(a, b))
+                pairs = [compare(_COMPARISONS[type(s)], a, b) for s, a, b in zip(signs, sides, sides[1:], strict=False)]
                 return reduce(functions["and"], pairs)
             case ast.Call(func=function, args=arguments, keywords=[]):
                 name = ast.unparse(function)
-                if name in functions:
-                    return (
-                        reduce(functions[name], [visit(a) for a in arguments])
-                        if name in ("min", "max")
-                        else functions[name](*map(visit, arguments))
-                    )
+                if name in ("min", "max"):
+                    return reduce(functions[name], [visit(a) for a in arguments])
+                if name in functions and len(arguments) == 1:
+                    return functions[name](visit(arguments[0]))
         raise UnknownExpression(ast.unparse(node))
 
     return visit(parse(text))
@@ -83,8 +85,39 @@ def evaluate(text: str, values: Mapping[str, Any], functions: Mapping[str, Calla
 NUMBERS: Mapping[str, Callable[..., Any]] = {
     "and": lambda a, b: bool(a and b), "or": lambda a, b: bool(a or b), "not": lambda a: not a, "min": min,
     "max": max, "abs": abs, "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": math.trunc,
-    "int": int, "float": float,
+    "int": int, "float": float, "torch.sym_float": float, "round": round, "math.log2": math.log2,
+    "torch._sym_sqrt": math.sqrt, "math.sqrt": math.sqrt, "/": operator.truediv,
 }  # fmt: skip
+_TO_WHOLE = {"math.floor", "math.ceil", "math.trunc", "int", "round"}
+_ROUNDING = {"math.log2", "torch._sym_sqrt", "math.sqrt"}
+
+
+def is_exact(text: str) -> bool:
+    """Tell whether no step of a condition rounds a float that is computed with: then its truth is certain everywhere.
+
+    A quotient of whole numbers that is compared, or made whole, counts as exact: it is rounded once, and rightly.
+    """
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.BinOp) and (_is_float(node.left) or _is_float(node.right)):
+            return False
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _ROUNDING:
+            return False
+    return True
+
+
+def _is_float(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return isinstance(value, float)
+        case ast.BinOp(left=left, op=sign, right=right):
+            return isinstance(sign, ast.Div) or _is_float(left) or _is_float(right)
+        case ast.UnaryOp(operand=inner):
+            return _is_float(inner)
+        case ast.Call(func=function, args=arguments):
+            name = ast.unparse(function)
+            is_whole = name in _TO_WHOLE and len(arguments) == 1
+            return not is_whole and (name not in ("min", "max", "abs") or any(map(_is_float, arguments)))
+    return False
 
 
 def holds_by_intervals(text: str, bounds: Mapping[str, Interval]) -> bool:

@@ -6,7 +6,10 @@ after its last use, and picks the range once per call. Cold and warm starts both
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -94,7 +97,7 @@ def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
 
 def _namespace(record: Record, bodies: Mapping[str, Body]) -> dict[str, Any]:
     """Return the names that the program's code refers to, beside its pieces."""
-    space: dict[str, Any] = {"torch": torch}
+    space: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "builtins": builtins}
     for number, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"])):
         if not name.startswith("."):
             space[f"body_{number}"] = bodies[name] if "::" in name else _plain_function(name)
