@@ -72,8 +72,8 @@ def _with_sizes(
             return {"kind": "value", "symbol": found[0]}
         if found:
             raise TraceError(
-                f"the result of forward{at(line)} holds the number `{value}`, which is the size `{found[0]}` or only equal "
-                "to it",
+                f"the result of forward{at(line)} holds the number `{value}`, "
+                f"which is the size `{found[0]}` or only equal to it",
                 hint="compile with an example of another size, or return a tensor",
                 facts={"file": line[0], "line": line[1]},
             )
