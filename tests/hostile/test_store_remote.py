@@ -71,6 +71,17 @@ def test_one_machine_makes_and_another_takes(bucket: str, tmp_path: Path) -> Non
     assert not seen.of(ArtifactCompiled)
 
 
+def test_what_another_process_compiled_is_written_back(bucket: str, tmp_path: Path) -> None:
+    store = filled(tmp_path / "first")
+    (key,) = store.list_records("program")
+    first = remote(tmp_path / "first", bucket, read_only=False)
+    first.write_back(key)
+    assert first.flush(60.0) == 0
+    seen = Recorder()
+    start(remote(tmp_path / "second", bucket, seen), seen)
+    assert seen.of(RecordHit) and not seen.of(ArtifactCompiled) and not seen.of(StoreWarning)
+
+
 def test_an_artifact_serves_a_program_that_is_new(bucket: str, tmp_path: Path) -> None:
     store = filled(tmp_path / "made")
     push(store, Link(bucket), [("artifact", key) for key in store.list_records("artifact")])

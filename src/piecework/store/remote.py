@@ -130,9 +130,7 @@ class RemoteStore:
         self.local.write_record(kind, key, record)
         self._absent.discard("/".join(record_parts(kind, key)))
         if self.writes_back:
-            self.link.put_later(
-                "/".join(record_parts(kind, key)), seal(RECORD_WORD, encode_record(kind, key, record))
-            )
+            self._put_record((kind, key), record)
 
     def layer_of(self, kind: str, key: str) -> str:
         """Tell whether a record came from the remote in this process, or was here."""
@@ -234,6 +232,23 @@ class RemoteStore:
     def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
         """Keep a record from being evicted from the folder."""
         return self.local.hold(kind, key)
+
+    def write_back(self, key: str) -> None:
+        """Have a program that another process put into the folder written to the remote, with all that it reads."""
+        if not self.writes_back:
+            return
+        program = self.local.read_record(PROGRAM, key)
+        for other in program.get("siblings", ()):
+            self.write_back(other)
+        records = [(name, self.local.read_record(*name)) for name in artifacts_of(program)]
+        records.append(((PROGRAM, key), program))
+        for digest in sorted(set().union(*(blobs_of(kind, record) for (kind, _), record in records))):
+            self.link.put_later("/".join(blob_parts(digest)), self.local.read_blob(digest))
+        for name, record in records:
+            self._put_record(name, record)
+
+    def _put_record(self, name: Name, record: Mapping[str, Any]) -> None:
+        self.link.put_later("/".join(record_parts(*name)), seal(RECORD_WORD, encode_record(*name, record)))
 
     def flush(self, timeout_s: float = FLUSH_S) -> int:
         """Wait for what is being written back, for so long at most; return how many objects are not written."""
