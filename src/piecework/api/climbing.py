@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,12 +25,18 @@ from piecework.values.record import Record
 def shared_store(store: KernelStore) -> DiskStore | None:
     """Return the folder of a store if a compile process can fill it for this one; None if not.
 
-    What it writes is neither signed nor sent on to a remote: a store that asks for signatures would not be read.
+    What it writes is not signed: a store that asks for signatures would not be read.
     """
     folder = getattr(store, "local", store)
     if not isinstance(folder, DiskStore) or folder.read_only or folder.write_only or folder.trust.needs_signature:
         return None
     return folder
+
+
+def writer_of(store: KernelStore) -> Callable[[str], None]:
+    """Return what writes a program that the compile process made back to where the store reads from, by its key."""
+    write: Callable[[str], None] = getattr(store, "write_back", lambda key: None)
+    return write
 
 
 def private_store() -> DiskStore:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import piecework.ops
-from piecework.api.climbing import compile_job, private_store, shared_store, unproven_artifacts
+from piecework.api.climbing import compile_job, private_store, shared_store, unproven_artifacts, writer_of
 from piecework.api.drift import bind_texts
 from piecework.api.folder import folder_request
 from piecework.api.location import locate
@@ -111,7 +111,7 @@ class _Opening:
         served, weights = self._load_eager()
         tiers = Tiers(served.step, self.observer, num_sites=len(served.sites))
         shared = shared_store(store) or private_store()
-        self._climb(tiers, shared, weights, served.keeps_rows, self._job(shared))
+        self._climb(tiers, shared, weights, served.keeps_rows, self._job(shared), on_proven=writer_of(store))
         return Engine(served, self.engine, tiers=tiers)
 
     def warm(self, store: KernelStore) -> Engine | None:
@@ -165,6 +165,7 @@ class _Opening:
         *,
         key: str = "",
         bound: Program | None = None,
+        on_proven: Callable[[str], None] = lambda key: None,
     ) -> None:
         """Have upper tiers made while the engine serves."""
         from piecework.engine.climb import Plan, climb
@@ -178,6 +179,7 @@ class _Opening:
             bound=bound,
             capture=self._capture_of(tiers),
             idle_ms=self.engine.idle_ms,
+            on_proven=on_proven,
         )
         tiers.climb(climb(tiers, plan, self.observer))
 

@@ -42,7 +42,7 @@ class Plan:
 
     `key` is a record that is in the store already and has only to be proven, and `bound` its program. `job` makes one
     where there is none, or where that one is found wrong; without a job the pieces that are wrong run as their texts.
-    `capture` makes tier 2 of a program, and is None where nothing is captured.
+    `capture` makes tier 2 of a program, None where nothing is captured; `on_proven` hears the key of what serves.
     """
 
     store: KernelStore
@@ -55,6 +55,7 @@ class Plan:
     idle_ms: float = 50.0
     steps_beside: int = STEPS_BESIDE
     on_compiling: Callable[[Compiling], None] = field(default=lambda compiling: None)
+    on_proven: Callable[[str], None] = field(default=lambda key: None)
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def _prove(
         plan.store.set_aside(PROGRAM, key, reason)
         raise CompileError(f"the program is not served: {reason}", hint="`piecework bisect` finds where it differs")
     tiers.swap_in(COMPILED, step, key)
+    plan.on_proven(key)
     return program
 
 
