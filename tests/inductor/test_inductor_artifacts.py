@@ -15,10 +15,7 @@ import torch
 
 from piecework.compilers.inductor import InductorCompiler
 from piecework.errors import CompileError, Incompatible
-from piecework.events import Recorder
 from piecework.seam.loader import load, load_library
-from piecework.span_events import SubPhase
-from piecework.spans import spanning
 from piecework.values.artifact import INDUCTOR, TEXT, TORCH, Artifact
 from piecework.values.digest import digest_bytes
 from piecework.values.shapes import Range
@@ -56,16 +53,6 @@ def test_the_text_is_what_runs_and_no_more(
     assert artifact.kind == INDUCTOR
     # Kernels are named by what Inductor fused; their number is part of the text, so the names are too.
     compare_golden(GOLDEN / f"{key[0]}_{key[1]}.txt", artifact.text)
-
-
-def test_a_compile_tells_its_parts_to_whoever_observes_it(tmp_path: Path) -> None:
-    seen = Recorder()
-    compiler = InductorCompiler(threads=1, working_folder=str(tmp_path))
-    with spanning(seen, "piece 0 for s0=2-8") as span:
-        compiler.compile(MIDDLE, {"s0": Range(2, 8)})
-    parts = [(event.name, event.parent) for event in seen.of(SubPhase) if event.parent == span]
-    assert parts == [(name, span) for name in ("rebuild", "wait", "Inductor", "guards", "strip")]
-    assert any(event.name == "C++" for event in seen.of(SubPhase))
 
 
 def test_outputs_of_two_calls_are_the_callers_own(artifacts: Artifacts, write_kernels: KernelWriter) -> None:
