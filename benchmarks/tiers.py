@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--store", default="")
     parser.add_argument("--requests", type=int, default=40, help="requests of the eager run, and after the swap")
     parser.add_argument("--compiler", default="inductor")
+    parser.add_argument("--threads", default="", help="OMP_NUM_THREADS of the server; empty leaves it to torch")
     parser.add_argument("--nice", type=int, default=10, help="how far the compile process stands back")
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "tiers.json")
     arguments = parser.parse_args()
@@ -63,6 +64,7 @@ def main() -> None:
         body={
             "versions": versions("torch", "transformers"),
             "load": {"concurrent": CONCURRENT, "answer_tokens": ANSWER, "prompts": PROMPTS},
+            "server": {"threads": arguments.threads, "nice": arguments.nice},
             "findings": findings,
             "readings": {name: {k: v for k, v in one.items() if k != "answers"} for name, one in readings.items()},
         },
@@ -77,6 +79,8 @@ def run(role: str, arguments: argparse.Namespace, folder: str) -> dict[str, Any]
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(REPOSITORY / "src"),
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor-{role}", "SPAWNED_AT": repr(time.monotonic()),
     }  # fmt: skip
+    if arguments.threads:
+        environment["OMP_NUM_THREADS"] = arguments.threads
     command = [
         sys.executable, str(HERE / "tiers.py"), "--role", role, "--store", f"{folder}/store",
         "--requests", str(arguments.requests), "--compiler", arguments.compiler, "--nice", str(arguments.nice),
