@@ -171,46 +171,63 @@ def test_the_folder_reproduces_the_fault_alone(tmp_path: Path) -> None:
     assert found.difference.fault in done.stdout.splitlines()
 
 
-class ForgetfulGraph:
-    """A graph whose replay leaves one value of its memory as another graph left it."""
+class WrongGraph:
+    """A graph whose replay does not leave what was recorded: another value, rows of a former step, or nothing."""
 
-    def __init__(self, graph: Any, device: DryDevice) -> None:
-        self._graph, self._device = graph, device
+    def __init__(self, graph: Any, kind: str) -> None:
+        self._graph, self._kind = graph, kind
 
     def replay(self) -> None:
+        if self._kind == "not replayed":
+            return
         self._graph.replay()
-        entry = self._graph._entries[-1]
-        next(home for home in entry.homes if home is not None).view(-1)[0] += 1.0
+        result = next(home for home in self._graph._entries[-1].homes if home is not None)
+        if self._kind == "another value":
+            result.view(-1)[0] += 1.0
+        else:
+            result.copy_(result.roll(1, 0))
 
     def reset(self) -> None:
         self._graph.reset()
 
 
-class ForgetfulDevice(DryDevice):
-    """A device that records one of its graphs wrong, counted from the first that is made."""
+class WrongDevice(DryDevice):
+    """A device one of whose graphs is wrong, counted from the first that `made` counts."""
 
-    made = 0
-    wrong = -1
+    def __init__(self, made: list[int], wrong: int, kind: str) -> None:
+        super().__init__(by_call=True)
+        self._made, self._wrong, self._kind = made, wrong, kind
 
     def end(self) -> Any:
         graph = super().end()
-        ForgetfulDevice.made += 1
-        return ForgetfulGraph(graph, self) if graph is not None and self.made - 1 == self.wrong else graph
+        self._made[0] += 1
+        return WrongGraph(graph, self._kind) if graph is not None and self._made[0] == self._wrong + 1 else graph
 
 
-@pytest.mark.parametrize("wrong", [1, 4])
-def test_a_fault_of_the_replay_is_told_from_one_of_the_piece(wrong: int, tmp_path: Path) -> None:
+def plant_in_a_replay(seed: int, folder: Path) -> None:
+    draw = random.Random(seed)
     _, regions = plan_of(Deep())
     sites = [index for index, piece in enumerate(regions) if piece >= 0]
-    ForgetfulDevice.made, ForgetfulDevice.wrong = 0, wrong
+    made, wrong, kind = [0], draw.randrange(len(sites)), ("another value", "former rows", "not replayed")[seed % 3]
     found = find(
-        Deep(), PlantedCompiler(lambda text: text), folder=tmp_path / "repro",
-        make_device=lambda: ForgetfulDevice(by_call=True),
-    )  # fmt: skip
-    assert (found.stage, found.region, found.piece) == (CAPTURE, sites[wrong], regions[sites[wrong]]), found
-    assert found.inside is not None and found.inside.origin == REPLAY
-    assert found.difference is not None and "is off by" in found.difference.fault
-    assert (tmp_path / "repro" / "repro.py").is_file() and found.calls["captured"] <= 2 * 6
+        Deep(), PlantedCompiler(lambda text: text), folder=folder, make_device=lambda: WrongDevice(made, wrong, kind)
+    )
+    what = (seed, wrong, kind, found)
+    assert (found.stage, found.region, found.piece) == (CAPTURE, sites[wrong], regions[sites[wrong]]), what
+    assert found.inside is not None and found.inside.origin == REPLAY, what
+    assert found.difference is not None and found.difference.is_fault, what
+    assert (folder / "repro.py").is_file() and all(count <= 2 * 6 for count in found.calls.values()), what
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fault_of_the_replay_is_told_from_one_of_the_piece(seed: int, tmp_path: Path) -> None:
+    plant_in_a_replay(seed, tmp_path / "repro")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3, 30))
+def test_a_fault_of_the_replay_is_found_wherever_it_is(seed: int, tmp_path: Path) -> None:
+    plant_in_a_replay(seed, tmp_path / "repro")
 
 
 def test_a_fault_of_the_trace_is_told_from_one_of_the_compiler() -> None:

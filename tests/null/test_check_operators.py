@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaMLP
 
+import case_operators  # noqa: F401  # registers `cases::put`
+import piecework as pw
+from piecework.diagnostics.check_model import check_model
 from piecework.diagnostics.check_operators import check_operators, watch_steps
-from piecework.diagnostics.findings import WORKS
+from piecework.diagnostics.findings import FAILS, WORKS
+from piecework.options import CompileOptions
 from piecework.seam.watch import ContractWatch
 from tiny_models import tiny_folder
 
@@ -96,7 +101,6 @@ def test_the_engine_s_operators_run_in_its_step(folder: Path) -> None:
 def test_a_check_leaves_the_model_s_result_alone(folder: Path) -> None:
     from piecework.api.folder import open_model
     from piecework.engine.generate import generate
-    from piecework.options import CompileOptions
 
     def tokens() -> list[int]:
         generation = generate(opened.step, [1, 2, 3], sites=opened.sites, dtype=opened.dtype, max_tokens=4)
@@ -106,3 +110,21 @@ def test_a_check_leaves_the_model_s_result_alone(folder: Path) -> None:
     before = tokens()
     assert watch_steps(opened).shapes
     assert tokens() == before
+
+
+def test_an_effect_that_a_compiler_would_remove_fails_the_check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = LlamaMLP.forward
+
+    def counting(self: LlamaMLP, x: Tensor) -> Tensor:
+        torch.ops.cases.put(x)
+        return inner(self, x)
+
+    monkeypatch.setattr(LlamaMLP, "forward", counting)
+    options = CompileOptions(compiler="eager", verify=False).resolve()
+    findings = check_model(
+        str(folder), dtype="auto", device="cpu", options=options, store=pw.MemoryStore(), offline=True
+    )
+    failed = [finding for finding in findings if finding.state == FAILS]
+    assert [finding.what for finding in failed] == ["program"]
+    assert "operator `cases::put` is called for nothing" in failed[0].found
+    assert "never removed" in failed[0].reason
