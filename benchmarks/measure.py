@@ -167,7 +167,8 @@ def write_result(path: pathlib.Path, *, question: str, caveats: Sequence[str], b
         "question": question,
         "caveats": list(caveats),
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # Folders by their names alone: where they lie is this machine's.
+        "command": " ".join(pathlib.Path(each).name if each.startswith("/") else each for each in sys.argv),
         "machine": machine(),
         **commit(),
         **body,

@@ -108,7 +108,8 @@ def main() -> None:
         return
     medians = {name: {key: statistics.median(r[key] for r in each) for key in each[0]} for name, each in runs.items()}
     ratios = {key: medians["merged"][key] / medians["plain"][key] for key in medians["plain"]}
-    body = {"model": given.model or f"random, {given.layers} layers", "figures": medians, "ratio": ratios}
+    name = pathlib.Path(given.model).name if given.model else f"random, {given.layers} layers"
+    body = {"model": name, "rounds": given.rounds, "figures": medians, "ratio": ratios}
     write_result(given.output, question=QUESTION, caveats=CAVEATS, body=body)
     print(json.dumps(body, indent=2))
 

@@ -42,6 +42,8 @@ def texts(store: pw.MemoryStore) -> list[str]:
 def test_every_partition_gives_what_the_model_gives(partition: str) -> None:
     program, store, watch = built(partition)
     assert watch.of(FallBack) == []
+    if partition != "none":  # which finds the artifact tried already
+        assert {(e.outcome, e.reason) for e in watch.of(Verified)} == {("held", "")}
     model = layers()
     for count in (2, 33, 64, 5, 5, 5, 5, 5):  # a small size that comes back is bound to that size
         given, right = inputs(count), inputs(count)
@@ -137,4 +139,4 @@ def test_each_architecture_agrees_however_it_is_cut(architecture: str, tmp_path:
         caches = allocate_caches(model.sites, num_pages=1, page_size=16, dtype=model.dtype)
         difference = compare(f"{architecture} {partition}", run_step(model.step, prompt, 0, caches), wanted, right)
         assert not difference.is_fault, difference.fault
-        assert [e.outcome for e in watch.of(Verified)] != []
+        assert reasons or {e.outcome for e in watch.of(Verified)} == {"held"}

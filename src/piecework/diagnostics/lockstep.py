@@ -19,14 +19,16 @@ from piecework.errors import CompileError
 from piecework.runtime.program import Program
 from piecework.runtime.regions import BoundRun, bound_run
 from piecework.runtime.signature import compile_check
+from piecework.seam.evaluate import operators_of
 from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.seam.loader import load
+from piecework.seam.stand_in import stand_ins
 from piecework.stages.bind import bind
 from piecework.stages.bind.outline import whole_outline
 from piecework.stages.verify.beside import Expected, expect, own_inputs
 from piecework.store.artifacts import read_artifact
 from piecework.store.protocol import KernelStore
-from piecework.values.artifact import TEXT, Artifact, Compiler, LoadedPiece
+from piecework.values.artifact import INDUCTOR, TEXT, Artifact, Compiler, LoadedPiece
 from piecework.values.difference import Difference
 from piecework.values.graph import PIECE
 from piecework.values.packing import join, part_specs
@@ -154,6 +156,10 @@ class Lockstep:
             try:
                 artifact = form.make(place.piece, place.text, place.box)
                 loaded = load(artifact, kernel_path=kernel_paths(artifact, self._store))
+                bodies = stand_ins(operators_of(self._pieces[place.piece]))
+                if bodies and artifact.kind not in (TEXT, INDUCTOR):
+                    raise CompileError(f"it calls `{next(iter(bodies))}` inside, and has no text to stand in for it")
+                loaded = loaded.with_bodies(bodies) if bodies else loaded
                 self._loaded[key] = (form.around(loaded), artifact)
             except CompileError as error:
                 self.skipped[form.name] = error.message

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from piecework.seam.fx import PieceGraph
-from piecework.seam.kinds import mutated_arguments
+from piecework.seam.kinds import is_view, mutated_arguments
+from piecework.seam.stand_in import stand_in
+from piecework.values.declaration import registry
 
 Note = Callable[[fx.Node, Any], None]
 META = torch.device("meta")
@@ -87,12 +89,28 @@ def is_random(piece: PieceGraph) -> bool:
 
 def writes_in_place(piece: PieceGraph) -> bool:
     """Tell whether a piece writes to any tensor that it did not just make."""
-    return any(mutated_arguments(node) for node in piece.graph.nodes)
+    return any(_is_given(argument) for node in piece.graph.nodes for argument in mutated_arguments(node))
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Tell whether a value may be memory of a parameter: one itself, or a view of one."""
+    while node.op != "placeholder":
+        first = node.args[0] if node.args else None
+        if not isinstance(first, fx.Node) or not (is_view(node) or mutated_arguments(node)):
+            return False
+        node = first
+    return True
 
 
 def switches_precision(piece: PieceGraph) -> bool:
     """Tell whether a piece switches autocast on, so that its precision is not that of its text."""
     return any("autocast" in call_name(node) for node in piece.graph.nodes)
+
+
+def is_opaque(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> bool:
+    """Tell whether an operator is declared opaque: what it does lies outside the piece."""
+    name = target._name if isinstance(target, torch._ops.OpOverload) else target._qualified_op_name
+    return registry.get(name.partition(".")[0]) is not None
 
 
 def operators_of(piece: PieceGraph) -> tuple[str, ...]:
@@ -138,6 +156,8 @@ class _Run(fx.Interpreter):
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and is_opaque(target):
+            target = stand_in(target)
         return super().call_function(target, self._mapped(args), self._mapped(kwargs))
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -19,11 +19,11 @@ from piecework.errors import PieceworkError
 from piecework.seam.evaluate import is_random, operators_of
 from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.seam.loader import load
+from piecework.seam.stand_in import stand_ins
 from piecework.stages.verify.beside import CANNOT_RUN, Expected, Widened, expect
 from piecework.stages.verify.draw import Source
 from piecework.stages.verify.sizes import sizes_to_try
-from piecework.values.artifact import TEXT, Artifact, LoadedPiece
-from piecework.values.declaration import registry
+from piecework.values.artifact import INDUCTOR, TEXT, Artifact, LoadedPiece
 from piecework.values.difference import Difference
 from piecework.values.graph import Plan
 from piecework.values.packing import join
@@ -86,11 +86,12 @@ class Verification:
             self._text, self._piece = text, parse_piece(text)
             self._source = Source(self._piece, self._weights_of(number))
         origin = "drawn" if self._source.is_drawn else "real"
-        opaque = [name for name in operators_of(self._piece) if registry.get(name) is not None]
-        if opaque:
-            return Verdict(UNTRIED, f"it calls `{opaque[0]}`, whose work lies outside the piece")
+        bodies = stand_ins(operators_of(self._piece))
+        if bodies and artifact.kind not in (TEXT, INDUCTOR):
+            return Verdict(UNTRIED, f"it calls `{next(iter(bodies))}`, whose work lies outside the piece")
         try:
             loaded = load(artifact, kernel_path=self._kernel_path)
+            loaded = loaded.with_bodies(bodies) if bodies else loaded
         except PieceworkError as error:
             return Verdict(UNTRIED, f"it does not load here: {error.message}")
         except Exception as error:  # noqa: BLE001  text that a compiler wrote may fail in any way
