@@ -168,7 +168,10 @@ def write_result(path: pathlib.Path, *, question: str, caveats: Sequence[str], b
         "caveats": list(caveats),
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         # Folders by their names alone: where they lie is this machine's.
-        "command": " ".join(pathlib.Path(each).name if each.startswith("/") else each for each in sys.argv),
+        "command": " ".join(
+            pathlib.Path(each).name if each.startswith("/") or not index else each
+            for index, each in enumerate(sys.argv)
+        ),
         "machine": machine(),
         **commit(),
         **body,

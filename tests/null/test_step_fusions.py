@@ -122,3 +122,58 @@ def test_merged_linears_and_operators_go_together(partition: str) -> None:
     found = pw.compile(module, given, dynamic=dynamic, options=options, store=pw.MemoryStore())(**given)
     assert float((found - right).norm() / right.norm()) <= 2 * float((wanted - right).norm() / right.norm()) + 5e-7
     assert module.gate.weight.untyped_storage().data_ptr() == module.up.weight.untyped_storage().data_ptr()
+
+
+class Positions(nn.Module):
+    """Turns queries as most models write it, and quantises what comes out; `twist` changes one line."""
+
+    def __init__(self, twist: str) -> None:
+        super().__init__()
+        self.twist = twist
+        self.register_buffer("scale", torch.tensor(0.02, dtype=torch.bfloat16 if twist == "narrow scale" else None))
+        self.register_buffer("rows", torch.full((1, 8), 0.02))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        half = 3 if self.twist == "uneven halves" else 4
+        first, second = x[..., :half], x[..., half:]
+        turned = torch.cat((-second, first), dim=-1)
+        turned = turned.float() if self.twist == "cast inside" else turned
+        bent = x * cos + turned * sin
+        scale = self.rows if self.twist == "a scale a column" else self.scale
+        row = bent if self.twist == "narrow quotient" else bent.float()
+        quotient = row / scale
+        quantised = quotient.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        extra = {"halves read": turned, "quotient read": quotient}.get(self.twist)
+        return (quantised, bent) if extra is None else (quantised, bent, extra)
+
+
+@pytest.mark.parametrize(
+    ("twist", "rotary", "quants", "reason"),
+    [
+        ("", 1, 1, ""),
+        ("uneven halves", 0, 1, ""),
+        ("halves read", 0, 1, "`output` reads `turned` too"),
+        ("cast inside", 0, 1, ""),
+        ("quotient read", 1, 0, "`output` reads `quotient` too"),
+        ("narrow quotient", 1, 0, "the quotient is taken in `bfloat16`"),
+        ("narrow scale", 1, 0, "the scale is no float32 tensor"),
+        ("a scale a column", 1, 1, ""),  # one row of scales is one number a column: broadcast as torch does
+    ],
+)
+def test_positions_and_quantisations_with_another_reader_or_cast_are_left_alone(
+    twist: str, rotary: int, quants: int, reason: str
+) -> None:
+    module, given = Positions(twist).eval(), inputs(torch.bfloat16, torch.bfloat16)
+    del given["value"]
+    given["cos"], given["sin"] = given["cos"][0], given["sin"][0]
+    dynamic = {"x": {2: "tokens"}, "cos": {1: "tokens"}, "sin": {1: "tokens"}}
+    traced = trace(module, given, dynamic)
+    _, steps = apply_passes(traced, operator_passes(choose(("all",), "cpu")))
+    reports = {step.report.name: step.report for step in steps}
+    assert (len(reports["find_rotary"].matches), len(reports["find_quants"].matches)) == (rotary, quants)
+    assert reason in " / ".join((*reports["find_rotary"].misses, *reports["find_quants"].misses))
+    options = pw.CompileOptions(compiler="eager", custom_ops=("all",), max_num_batched_tokens=16, ranges=((1, 16),))
+    program = pw.compile(module, given, dynamic=dynamic, options=options, store=pw.MemoryStore())
+    with torch.no_grad():
+        for one, other in zip(program(**given), module(**given), strict=True):
+            assert torch.equal(one, other)
