@@ -7,8 +7,10 @@ one that is shared would make every result depend on what was compiled before it
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +23,14 @@ from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, conti
 
 _TYPICAL_SIZE = 16
 _WIDE = 4096
-_SIZE_FUNCTIONS = {"max": torch.sym_max, "min": torch.sym_min, "int": int, "abs": abs}
+# What a size in a text may call, on plain and on symbolic numbers.
+_MATH = SimpleNamespace(floor=math.floor, ceil=math.ceil, trunc=math.trunc, sqrt=torch.sym_sqrt)
+_SYMBOLIC = ("sym_float", "sym_int", "sym_max", "sym_min", "sym_sqrt", "_sym_sqrt", "_sym_log2")
+_TORCH = SimpleNamespace(**{name: getattr(torch, name) for name in _SYMBOLIC if hasattr(torch, name)})
+_SIZE_FUNCTIONS = {
+    "max": torch.sym_max, "min": torch.sym_min, "int": torch.sym_int, "float": torch.sym_float, "abs": abs,
+    "round": round, "math": _MATH, "torch": _TORCH,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
