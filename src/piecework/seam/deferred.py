@@ -23,7 +23,7 @@ _DEFERRED = ("torch._meta_registrations", "torch.distributions", "torch.optim", 
 # Who needs them all: each way into tracing, fake tensors or compiling passes through one of these.
 _NEED_ALL = ("torch._dynamo", "torch._inductor", "torch._decomp", "torch._refs", "torch._prims", "transformers")
 # Releases whose import was run with these modules left out. In any other, everything is imported as torch means it.
-_RELEASES = ("2.11.", "2.13.")
+_RELEASES = ("2.13.",)
 
 _lock = threading.RLock()
 
