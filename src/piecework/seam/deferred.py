@@ -13,10 +13,10 @@ import threading
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from piecework.seam.preload import torch_folder
 
 # `_meta_registrations` acts by being run, so it has to run before anybody traces; the others hold names only.
 _DEFERRED = ("torch._meta_registrations", "torch.distributions", "torch.optim", "torch.quantization")
@@ -123,13 +123,10 @@ def _run(module: ModuleType) -> None:
 
 
 def _release() -> str:
-    spec = find_spec("torch")
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        try:
-            lines = (Path(place) / "version.py").read_text().splitlines()
-        except OSError:
-            return ""
-        for line in lines:
-            if line.startswith("__version__"):
-                return line.partition("=")[2].strip(" '\"")
-    return ""
+    folder = torch_folder()
+    try:
+        lines = (folder / "version.py").read_text().splitlines() if folder is not None else []
+    except OSError:
+        return ""
+    named = (line.partition("=")[2].strip(" '\"") for line in lines if line.startswith("__version__"))
+    return next(named, "")

@@ -22,13 +22,19 @@ def preload_torch() -> None:
     """Start to load torch's libraries in a thread, unless torch is imported already."""
     if sys.platform != "linux" or "torch" in sys.modules:
         return
+    folder = torch_folder()
+    paths = [(folder / "lib" / name, is_global) for name, is_global in _LIBRARIES] if folder is not None else []
+    if paths and all(path.is_file() for path, _ in paths):
+        at_work = threading.Event()
+        threading.Thread(target=_open_all, args=(paths, at_work), daemon=True, name="preload").start()
+        at_work.wait()  # what comes next may keep the lock, and the thread would never get as far as the linker
+
+
+def torch_folder() -> Path | None:
+    """Return where torch is installed, without importing it; None if it is not."""
     spec = find_spec("torch")
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        paths = [(Path(place) / "lib" / name, is_global) for name, is_global in _LIBRARIES]
-        if all(path.is_file() for path, _ in paths):
-            at_work = threading.Event()
-            threading.Thread(target=_open_all, args=(paths, at_work), daemon=True, name="preload").start()
-            at_work.wait()  # what comes next may keep the lock, and the thread would never get as far as the linker
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(places[0]) if places else None
 
 
 def _open_all(paths: list[tuple[Path, bool]], at_work: threading.Event) -> None:
