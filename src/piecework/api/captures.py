@@ -69,17 +69,17 @@ def capture(
             )
     watch = observer or report_to_log
     mode = plan.whole_forward.compiler_mode
-    whole = whole_forward
-    if isinstance(target, Program):
-        whole = whole or target.whole_forward
-    elif plan.whole_forward.maximum and whole is None:
-        kept = store if store is not None else default_store(watch)
-        whole, store = _whole_of(target, example_inputs, dynamic, kept, watch), None
-    if store is not None:
+    compiles_model = not isinstance(target, Program) and whole_forward is None and plan.whole_forward.maximum > 0
+    if store is not None and not compiles_model:
         raise OptionError(
             "`store` has no meaning here: it keeps the whole forward of a model that was never compiled",
             hint="leave `store` out",
         )
+    whole = whole_forward
+    if isinstance(target, Program):
+        whole = whole or target.whole_forward
+    elif compiles_model:
+        whole = _whole_of(target, example_inputs, dynamic, store if store is not None else default_store(watch), watch)
     return capture_source(
         source,
         plan,
