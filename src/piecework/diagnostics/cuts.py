@@ -16,6 +16,7 @@ from piecework.store.protocol import ARTIFACT, Store
 from piecework.values.artifact import Artifact
 from piecework.values.graph import BY_COMPILER, OPAQUE, PIECE, inside
 from piecework.values.record import Record
+from piecework.values.syntax import parse_python
 
 _STATIC = re.compile(r"[wc]\d+")  # weights, and the views of them that were made once
 
@@ -91,7 +92,7 @@ def _text_regions(parts: Sequence[TextRegion]) -> list[dict[str, Any]]:
 
 def _canonical(part: TextRegion) -> str:
     """Write a region with its values and weights named by first use."""
-    tree = ast.parse(part.source)
+    tree = parse_python(part.source)
     own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own.update(part.arguments)
     names: dict[str, str] = {}

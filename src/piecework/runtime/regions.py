@@ -14,6 +14,7 @@ from typing import Any
 from piecework.runtime.explain import Checked, Leaf
 from piecework.values.graph import OPAQUE, PIECE
 from piecework.values.shapes import Range
+from piecework.values.syntax import parse_python
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def bound_run(run: Callable[..., Any], outline: Outline) -> BoundRun:
 
 def _names_read(lines: Sequence[str]) -> list[str]:
     """Return the names that lines refer to, each once, in order of their first use."""
-    found = [node for line in lines for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Name)]
+    found = [node for line in lines for node in ast.walk(parse_python(line)) if isinstance(node, ast.Name)]
     return list(dict.fromkeys(node.id for node in found if isinstance(node.ctx, ast.Load)))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 from piecework.seam import vocabulary as words
+from piecework.values.syntax import parse_python
 
 _ALLOCATE = "empty_strided_cpu"
 _PURE = words.SCALAR_FUNCTIONS | {"math_" + name for name in words.MATH_FUNCTIONS}
@@ -40,7 +41,7 @@ def split_static(
     `symbols` are parameters whose values are known, `fresh` the outputs that must be new at every call, and `given`
     activations that are the same tensor at every call.
     """
-    module = ast.parse(text)
+    module = parse_python(text)
     call = next(s for s in module.body if isinstance(s, ast.FunctionDef) and s.name == "call")
     names = _assigned(call.body)
     if len(set(names)) != len(names):

@@ -36,7 +36,7 @@ _COMPILER_NAMES = (
     ("torch._inductor.codecache", "_HEADER_DIR", "the private folder"),
     ("torch._inductor.runtime.cache_dir_utils", "cache_dir", "the private folder"),
     ("torch._inductor.config", "get_config_copy", "the compiler's settings"),
-    ("torch._inductor.custom_graph_pass", "CustomSchedulerPass", "keeping opaque calls apart in whole graphs"),
+    ("torch._inductor.config", "_post_fusion_custom_pass", "keeping opaque calls apart in whole graphs"),
     ("torch._inductor.virtualized", "V", "keeping opaque calls apart in whole graphs"),
     ("torch._inductor.cpu_vec_isa", "pick_vec_isa", "the facts of an artifact"),
     ("torch._inductor.cpp_builder", "get_compiler_version_info", "the facts of an artifact"),
@@ -71,8 +71,10 @@ def _exists(module: str, name: str) -> bool:
     except ImportError:
         return False
     for part in name.split("."):
-        place = getattr(place, part, None)  # type: ignore[assignment]
-    return place is not None
+        if not hasattr(place, part):
+            return False
+        place = getattr(place, part)
+    return True
 
 
 @functools.cache

@@ -111,11 +111,14 @@ class CudaDevice:
                 graph.capture_end()
         except RuntimeError:
             _broken.append(graph)
-            # `capture_end` raises before it has told the allocator, which would go on serving this thread from the
-            # pool, and count one graph more that uses it.
+            # `capture_end` raises before it has told the allocators. The GPU's would go on serving this thread from
+            # the pool, and count one graph more that uses it; that of pinned memory cannot be told at all, and takes
+            # no second recording to a pool that it believes is recorded to. So the graphs to come get another pool.
             with contextlib.suppress(Exception):
                 torch._C._cuda_endAllocateToPool(self._device.index, self._pool.handle)
                 torch._C._cuda_releasePool(self._device.index, self._pool.handle)
+            self._pool.let_go()
+            self._pool = _Pool(self._device.index)
         with contextlib.suppress(Exception):
             graph.reset()
 

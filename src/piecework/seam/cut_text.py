@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from piecework.seam import vocabulary as words
 from piecework.values.graph import OPAQUE, PIECE
+from piecework.values.syntax import parse_python
 
 _PURE = words.SCALAR_FUNCTIONS | {"math_" + name for name in words.MATH_FUNCTIONS}
 
@@ -49,7 +50,7 @@ class _Open:
 
 def cut_text(text: str, opaque: Mapping[str, str]) -> tuple[TextRegion, ...]:
     """Cut a compiled text; `opaque` maps the globals that are opaque operators to their qualified names."""
-    function = next(s for s in ast.parse(text).body if isinstance(s, ast.FunctionDef) and s.name != "prepare")
+    function = next(s for s in parse_python(text).body if isinstance(s, ast.FunctionDef) and s.name != "prepare")
     cutter = _Cutter(opaque)
     for statement in function.body:
         cutter.take(statement)
@@ -59,7 +60,7 @@ def cut_text(text: str, opaque: Mapping[str, str]) -> tuple[TextRegion, ...]:
 
 def release_early(text: str) -> str:
     """Let go of what a compiled text holds to its end after its last use: what may not be written over may be freed."""
-    module = ast.parse(text)
+    module = parse_python(text)
     function = next(s for s in module.body if isinstance(s, ast.FunctionDef) and s.name == "call")
     freed = {t.id for s in function.body if isinstance(s, ast.Delete) for t in s.targets if isinstance(t, ast.Name)}
     own = _assigned(function.body) - freed - {argument.arg for argument in function.args.args}

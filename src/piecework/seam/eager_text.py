@@ -11,6 +11,7 @@ import torch
 
 from piecework.errors import CorruptEntry
 from piecework.seam.names import find
+from piecework.values.syntax import parse_python
 
 
 def prepare_text(text: str) -> tuple[CodeType, dict[str, Any], tuple[str, ...]]:
@@ -35,7 +36,7 @@ def prepared_names(text: str) -> dict[str, Any]:
 
 
 def _prepare(text: str) -> tuple[ast.FunctionDef, dict[str, Any], tuple[str, ...]]:
-    tree = ast.parse(text)
+    tree = parse_python(text)
     function = tree.body[0] if len(tree.body) == 1 else None
     if not isinstance(function, ast.FunctionDef):
         raise CorruptEntry("piece text holds something other than one function")

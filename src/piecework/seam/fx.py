@@ -18,6 +18,7 @@ from torch import fx
 from piecework.errors import TraceError
 from piecework.seam.names import find, name_of
 from piecework.values.signature import Spec, parse_spec
+from piecework.values.syntax import parse_python
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def format_piece(
 def parse_piece(text: str) -> PieceGraph:
     """Read piece text; refuse with the line whatever is not in the grammar."""
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except SyntaxError as error:
         raise TraceError(f"piece text is not Python at line {error.lineno}: `{error.msg}`") from error
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):

@@ -20,6 +20,7 @@ from piecework.errors import CompileError
 from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.values.shapes import Box, Range, format_box
 from piecework.values.signature import ScalarSpec, Size, Spec, TensorSpec, contiguous_stride
+from piecework.values.syntax import parse_python
 
 _TYPICAL_SIZE = 16
 _WIDE = 4096
@@ -180,7 +181,7 @@ def _unbacked(name: str, piece: PieceGraph, box: Box, shape_env: Any) -> Any:
 
 
 def _names_in(expression: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(parse_python(expression, "eval")) if isinstance(node, ast.Name)}
 
 
 def _make_input(name: str, spec: Spec, sizes: Mapping[str, Any], mode: Any) -> Any:

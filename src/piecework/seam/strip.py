@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from piecework.seam import vocabulary as words
 from piecework.seam.output_text import ExpressionWriter
 from piecework.seam.vocabulary import Refusal
+from piecework.values.syntax import parse_python
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def strip_output(
     which the graph holds itself, as expressions; `aligned` those inputs that kernels take for aligned, and whether they
     are written to (a copy would then be wrong, so that a misaligned one is an error).
     """
-    module = ast.parse(source)
+    module = parse_python(source)
     kernels, call = _scan_module(module)
     body = _Body(ExpressionWriter(parameters, frozenset(weights), frozenset(kernels), dict(constants or {})))
     statements = [*body.align(aligned or {}), *body.rewrite(call.body)]

@@ -17,6 +17,7 @@ from piecework.store.notes import write_note
 from piecework.store.protocol import PROGRAM, Store
 from piecework.values.digest import digest_text
 from piecework.values.record import Record
+from piecework.values.syntax import parse_python
 from piecework.values.tree import render
 
 GRAPH_FILE = "computation_graph.py"
@@ -110,7 +111,7 @@ def _imports(record: Record, functions: Sequence[str], classes: Mapping[str, str
 def _modules_in(text: str) -> set[str]:
     """Return the modules that a function's dotted names begin with, torch and the standard ones apart."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse_python(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             path = ast.unparse(node.func).split(".")
             if path[0].isidentifier() and path[0] not in _ROOTS and path[0] in sys.modules:
@@ -208,7 +209,7 @@ class _Rename(ast.NodeTransformer):
 
     def text(self, arguments: str) -> str:
         """Rewrite a call's arguments."""
-        call = ast.parse(f"_({arguments})", mode="eval").body
+        call = parse_python(f"_({arguments})", "eval").body
         assert isinstance(call, ast.Call)
         parts = [ast.unparse(self.visit(argument)) for argument in call.args]
         parts += [f"{word.arg}={ast.unparse(self.visit(word.value))}" for word in call.keywords]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 from typing import Any
 
+from piecework.values.syntax import parse_python
+
 Interval = tuple[float, float]
 _MODULES = ("math", "torch")
 
@@ -35,7 +37,7 @@ class UnknownExpression(ValueError):
 def parse(text: str) -> ast.expr:
     """Parse a condition; raise UnknownExpression where it is no expression."""
     try:
-        return ast.parse(text, mode="eval").body
+        return parse_python(text, "eval").body
     except SyntaxError as error:
         raise UnknownExpression(text) from error
 
