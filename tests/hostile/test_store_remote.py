@@ -26,7 +26,8 @@ from piecework.store.disk import DiskStore
 from piecework.store.keys import make_key, read_secret
 from piecework.store.layout import blob_parts, record_parts
 from piecework.store.link import Link
-from piecework.store.remote import RemoteStore, blobs_of
+from piecework.store.references import blobs_of
+from piecework.store.remote import RemoteStore
 from piecework.store.signing import SignedRecords, sign_records
 from piecework.store.trust import AnyFiles
 

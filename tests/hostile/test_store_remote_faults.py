@@ -10,7 +10,7 @@ import pytest
 
 from hostile.remote_starts import filled, remote, start, warnings_of
 from hostile.servers import file_server, free_port, rude_server
-from piecework.errors import OptionError
+from piecework.errors import ArtifactMissing, OptionError
 from piecework.events import (
     ArtifactCompiled,
     Recorder,
@@ -112,6 +112,40 @@ def test_a_record_of_odd_content_is_a_miss(tmp_path: Path) -> None:
         seen = Recorder()
         start(remote(tmp_path / f"other{len(payload)}{len(str(payload))}", f"file://{tmp_path}/web", seen), seen)
         assert seen.of(RecordMiss) and not seen.of(RecordHit)
+
+
+def test_what_is_absent_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
+    """A long process finds what another one pushed meanwhile; a short one asks for nothing twice."""
+    made = filled(tmp_path / "made")
+    (tmp_path / "web").mkdir()
+    key = made.list_records("artifact")[0]
+    with file_server(tmp_path / "web") as address:
+        stores = []
+        for name, absent_s in (("patient", 60.0), ("eager", 0.0)):
+            local = DiskStore(tmp_path / name, trust=AnyFiles())
+            stores.append(RemoteStore(local, Link(address, patience_s=30.0), absent_s=absent_s))
+        for store in stores:
+            with pytest.raises(ArtifactMissing):
+                store.read_record("artifact", key)
+            assert store.more_records("program", "x") == []
+        push(made, Link(f"file://{tmp_path}/web"))
+        with pytest.raises(ArtifactMissing):
+            stores[0].read_record("artifact", key)
+        assert stores[1].read_record("artifact", key) == made.read_record("artifact", key)
+        (program,) = made.list_records("program")
+        group = program.partition(".")[0]
+        assert stores[0].more_records("program", group) == []
+        assert stores[1].more_records("program", group) == [program]
+
+
+def test_a_push_of_some_keeps_the_others_in_the_index(tmp_path: Path) -> None:
+    made = filled(tmp_path / "made")
+    link = Link(f"file://{tmp_path}/web", patience_s=30.0)
+    push(made, link)
+    before = (tmp_path / "web/INDEX").read_bytes()
+    (key, *_) = made.list_records("artifact")
+    push(made, link, [("artifact", key)])
+    assert (tmp_path / "web/INDEX").read_bytes() == before
 
 
 def test_own_cannot_be_kept_with_a_remote(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,26 +16,9 @@ from piecework.options import COMPILERS, CompileOptions
 from piecework.seam.surroundings import variables
 from piecework.stages.find import with_siblings
 from piecework.store.disk import DiskStore
-from piecework.store.protocol import ARTIFACT, KernelStore
+from piecework.store.protocol import ARTIFACT, FolderStore, KernelStore
 from piecework.values.artifact import TEXT
 from piecework.values.record import Record
-
-
-def shared_store(store: KernelStore) -> DiskStore | None:
-    """Return the folder of a store if a compile process can fill it for this one; None if not.
-
-    What it writes is not signed: a store that asks for signatures would not be read.
-    """
-    folder = getattr(store, "local", store)
-    if not isinstance(folder, DiskStore) or folder.read_only or folder.write_only or folder.trust.needs_signature:
-        return None
-    return folder
-
-
-def writer_of(store: KernelStore) -> Callable[[str], None]:
-    """Return what writes a program that the compile process made back to where the store reads from, by its key."""
-    write: Callable[[str], None] = getattr(store, "write_back", lambda key: None)
-    return write
 
 
 def private_store() -> DiskStore:
@@ -45,7 +27,7 @@ def private_store() -> DiskStore:
 
 
 def compile_job(
-    folder: ModelFolder, dtype: str, device: str, settings: CompileOptions, engine: EngineOptions, store: DiskStore
+    folder: ModelFolder, dtype: str, device: str, settings: CompileOptions, engine: EngineOptions, store: FolderStore
 ) -> Job:
     """Return what a compile process is asked for."""
     if not isinstance(settings.compiler, str):

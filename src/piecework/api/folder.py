@@ -93,15 +93,15 @@ def build_folder(
         raise OptionError(f"mode `{settings.mode}` has nothing to build", hint="build in mode piecewise or trace_once")
     refuse_direct(settings.keyed(), "what is built into a store")
     watch = observer or report_to_log
-    folder = open_folder(locate(model, offline=offline))
     kept = store if store is not None else default_store(watch, strict=settings.strict)
+    with phase(watch, "request"):
+        folder = open_folder(locate(model, offline=offline))
+        request = alter(folder_request(folder, dtype, device, settings))
 
     def finish(key: str, record: Record) -> Built:
         require_artifacts(record, kept)
         return Built(key, record, folder)
 
-    with phase(watch, "request"):
-        request = alter(folder_request(folder, dtype, device, settings))
     return start_from(request, finish, kept, watch)
 
 
@@ -119,13 +119,13 @@ def open_model(
     """Open a model folder for generation: its program from the store, or built into it, bound to its weights."""
     settings = (options or CompileOptions()).resolve()
     watch = observer or report_to_log
+    is_compiled = settings.mode not in (NONE, STOCK)
     with phase(watch, "request"):
         folder = open_folder(locate(model, offline=offline))
-    if settings.mode in (NONE, STOCK):
+        request = alter(folder_request(folder, dtype, device, settings)) if is_compiled else None
+    if request is None:
         return _open_uncompiled(folder, dtype, device, settings, watch)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
-    with phase(watch, "request"):
-        request = alter(folder_request(folder, dtype, device, settings))
 
     def finish(key: str, record: Record) -> OpenModel:
         with phase(watch, "weights"):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import piecework.ops
-from piecework.api.climbing import compile_job, private_store, shared_store, unproven_artifacts, writer_of
+from piecework.api.climbing import compile_job, private_store, unproven_artifacts
 from piecework.api.drift import bind_texts
 from piecework.api.folder import folder_request
 from piecework.api.location import locate
@@ -34,8 +34,7 @@ from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import bind_record, find
 from piecework.runtime.program import Program
 from piecework.stages.find import with_siblings
-from piecework.store.disk import DiskStore
-from piecework.store.protocol import KernelStore
+from piecework.store.protocol import FolderStore, KernelStore
 
 
 def unheard(progress: Progress) -> None:
@@ -110,8 +109,8 @@ class _Opening:
         """Serve the model as it is, and compile it beside that."""
         served, weights = self._load_eager()
         tiers = Tiers(served.step, self.observer, num_sites=len(served.sites))
-        shared = shared_store(store) or private_store()
-        self._climb(tiers, shared, weights, served.keeps_rows, self._job(shared), on_proven=writer_of(store))
+        shared = store.fillable() or private_store()
+        self._climb(tiers, shared, weights, served.keeps_rows, self._job(shared), on_proven=store.write_back)
         return Engine(served, self.engine, tiers=tiers)
 
     def warm(self, store: KernelStore) -> Engine | None:
@@ -144,7 +143,7 @@ class _Opening:
         )
         tiers = Tiers(served.step, self.observer, num_sites=len(served.sites))
         if unproven:
-            shared = shared_store(store) if isinstance(self.settings.compiler, str) else None
+            shared = store.fillable() if isinstance(self.settings.compiler, str) else None
             job = self._job(shared) if shared is not None else None
             self._climb(tiers, store, weights, served.keeps_rows, job, key=key, bound=program)
         else:
@@ -183,7 +182,7 @@ class _Opening:
         )
         tiers.climb(climb(tiers, plan, self.observer))
 
-    def _job(self, store: DiskStore) -> Job:
+    def _job(self, store: FolderStore) -> Job:
         """Return what a compile process is asked for."""
         return compile_job(self.folder, self.dtype, self.device, self.settings, self.engine, store)
 

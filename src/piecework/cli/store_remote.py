@@ -18,26 +18,28 @@ def push(
     url: Url, *, key: Keys = None, store_flags: StoreFlags = STORE_DEFAULTS, output: OutputFlags = OUTPUT_DEFAULTS
 ) -> None:
     """Write the store, or some records with all they refer to, to a remote."""
+    from piecework.store.carry import PATIENCE_S
     from piecework.store.carry import push as push_store
     from piecework.store.inventory import find_record
     from piecework.store.link import Link
 
     store = open_folder(store_flags)
     keep = [find_record(store, each) for each in key] if key else None
-    _tell("pushed", push_store(store, Link(url, observer=store.observer), keep), output)
+    link = Link(url, observer=store.observer, patience_s=PATIENCE_S)
+    _tell("pushed", push_store(store, link, keep), output)
 
 
 def pull(
     url: Url, *, key: Keys = None, store_flags: StoreFlags = STORE_DEFAULTS, output: OutputFlags = OUTPUT_DEFAULTS
 ) -> None:
     """Bring records from a remote into the store, verified; takes `--trust signed` or `--trust any`."""
-    from piecework.store.carry import PULL_PATIENCE_S
+    from piecework.store.carry import PATIENCE_S
     from piecework.store.carry import pull as pull_store
     from piecework.store.link import Link
     from piecework.store.remote import RemoteStore
 
     store = open_folder(store_flags)
-    link = Link(url, observer=store.observer, patience_s=PULL_PATIENCE_S)
+    link = Link(url, observer=store.observer, patience_s=PATIENCE_S)
     remote = RemoteStore(store, link, observer=store.observer, write_back=False)
     store.check_writable()
     _tell("pulled", pull_store(remote, key), output)

@@ -11,9 +11,10 @@ from piecework.store.envelope import RECORD_WORD, seal
 from piecework.store.inventory import Name, close_over, list_stored
 from piecework.store.layout import RECORD_SUFFIX, RECORDS, blob_parts, record_parts, signature_parts
 from piecework.store.link import Link
-from piecework.store.remote import INDEX, INDEX_WORD, RemoteStore, artifacts_of, blobs_of, is_name
+from piecework.store.references import artifacts_of, blobs_of, is_name
+from piecework.store.remote import INDEX, INDEX_WORD, RemoteStore
 
-PULL_PATIENCE_S = 300.0  # whoever pulls wants what is there, and waits for it
+PATIENCE_S = 300.0  # whoever pulls or pushes wants just that, and waits for it
 
 
 def push(store: DiskStore, link: Link, keep: Iterable[Name] | None = None) -> list[Name]:
@@ -27,7 +28,7 @@ def push(store: DiskStore, link: Link, keep: Iterable[Name] | None = None) -> li
     chosen = list(stored if keep is None else keep)
     names = sorted(close_over(stored, chosen))
     digests = sorted({digest for name in names for digest in stored[name].blobs})
-    there = set(link.list("") or ())
+    there = _listed(link)
 
     def objects() -> Iterator[tuple[str, bytes]]:
         for digest in digests:
@@ -40,10 +41,17 @@ def push(store: DiskStore, link: Link, keep: Iterable[Name] | None = None) -> li
                 yield "/".join(signature_parts(kind, key)), signatures
             body, _ = store.entries.read_body(record_parts(kind, key), kind, key, quiet=True)
             yield "/".join(record_parts(kind, key)), seal(RECORD_WORD, body)
-        yield INDEX, make_index({*names, *names_of(there)})
 
     link.put(objects())
+    link.put([(INDEX, make_index({*names, *names_of(_listed(link))}))])  # and what others pushed meanwhile
     return names
+
+
+def _listed(link: Link) -> set[str]:
+    found = link.list("")
+    if link.is_resting:  # an index without what is there would hide it
+        raise StoreError(f"`{link.url}` cannot be listed", hint="the warning above says why; try again later")
+    return set(found or ())
 
 
 def pull(store: RemoteStore, keep: Collection[str] | None = None) -> list[Name]:

@@ -91,7 +91,7 @@ class DiskStore:
         if self._memory.has_blob(digest):
             data = self._memory.read_blob(digest)
         elif self._is_hidden(digest):
-            raise _missing(f"blob `{digest}`", self.path)
+            raise self.entries.hidden(f"blob `{digest}`")
         else:
             data = self.entries.read_blob(parts, digest, is_own=digest in self._written)
         self.observer(StoreRead(kind="blob", name=digest, size_bytes=len(data), start_ns=start_ns))
@@ -119,7 +119,7 @@ class DiskStore:
                 self._publish(parts, data)
                 self.observer(StoreWrite(kind="blob", name=digest, size_bytes=len(data), start_ns=start_ns))
         except OSError as error:
-            self._go_on_from_memory(error)
+            self.entries.go_on_from_memory(error)
             return self._memory.write_blob(data)
         self._written[digest] = digest
         return digest
@@ -143,7 +143,7 @@ class DiskStore:
         if self._memory.has_record(kind, key):
             return self._memory.read_record(kind, key)
         if self._is_hidden((kind, key)):
-            raise _missing(f"{kind} record `{key}`", self.path)
+            raise self.entries.hidden(f"{kind} record `{key}`")
         record, size = self.entries.read_record(parts, kind, key, own=self._written.get((kind, key)))
         self.observer(StoreRead(kind=kind, name=key, size_bytes=size, start_ns=start_ns))
         if self.record_uses and not self.read_only:
@@ -181,7 +181,7 @@ class DiskStore:
                 self._publish(parts, data)
                 self.observer(StoreWrite(kind=kind, name=key, size_bytes=len(data), start_ns=start_ns))
         except OSError as error:
-            self._go_on_from_memory(error)
+            self.entries.go_on_from_memory(error)
             self._memory.write_record(kind, key, record)
             return
         self._memory.delete_record(kind, key)
@@ -218,7 +218,7 @@ class DiskStore:
                 remove(self.path, each)
             remove_notes(self.path, kind, key)
         except OSError as error:
-            self._go_on_from_memory(error)
+            self.entries.go_on_from_memory(error)
 
     @property
     def is_vouched_for(self) -> bool:
@@ -232,6 +232,13 @@ class DiskStore:
         self.entries.put_aside(record_parts(kind, key), f"{reason}; it is not served, and")
 
     # Between processes
+
+    def fillable(self) -> DiskStore | None:
+        """Return this store where another process can fill the folder and be believed: what it writes is not signed."""
+        return None if self.read_only or self.write_only or self.trust.needs_signature else self
+
+    def write_back(self, key: str) -> None:
+        """Do nothing: the folder is where programs are written to."""
 
     @contextmanager
     def single_flight(
@@ -288,12 +295,3 @@ class DiskStore:
 
     def _is_hidden(self, name: str | tuple[str, str]) -> bool:
         return self.write_only and name not in self._written
-
-    def _go_on_from_memory(self, error: OSError) -> None:
-        if self.strict:
-            raise self.entries.unwritable(error) from error
-        self.entries.warn(self.path, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
-
-
-def _missing(what: str, path: Path) -> ArtifactMissing:
-    return ArtifactMissing(f"no {what} is read from `{path}`: the store was opened write-only")

@@ -178,6 +178,16 @@ class Entries:
         where = "is in quarantine" if moved else "lies where it was"
         self.warn(self.root.joinpath(*parts), f"{what} {where}", is_rejected=True)
 
+    def hidden(self, what: str) -> ArtifactMissing:
+        """Return the error of an entry that is not looked at."""
+        return ArtifactMissing(f"no {what} is read from `{self.root}`: the store was opened write-only")
+
+    def go_on_from_memory(self, error: OSError) -> None:
+        """Tell once that the folder takes no writes; an error where that is asked for."""
+        if self.strict:
+            raise self.unwritable(error) from error
+        self.warn(self.root, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
+
     def unwritable(self, error: OSError) -> StoreUnwritable:
         """Return the error of a folder that takes no writes."""
         return StoreUnwritable(

@@ -1,24 +1,27 @@
 """The way to a remote store: `obstore` behind a bound on waiting, so that a slow or dead remote costs a stated second.
 
-Everything goes through one loop in a daemon thread, which nobody waits for when the process ends. What this process
-has waited for in all is counted; where that reaches `patience_s`, or a request fails, the remote is left alone for a
-minute: what is missing is made here instead.
+What is asked goes through threads that nobody waits for when it takes long. What this process has waited for in all is
+counted; where that reaches `patience_s`, or a request fails, the remote is left alone for a minute: what is missing is
+made here instead.
 """
 
 from __future__ import annotations
 
-import asyncio
+import re
 import threading
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from concurrent.futures import TimeoutError as OutOfTime
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from piecework.errors import OptionError, StoreError
 from piecework.events import Observer, StoreWarning, ignore
+from piecework.store.crew import Crew
 
 try:
     from obstore.exceptions import BaseError, NotFoundError, NotSupportedError
@@ -31,13 +34,19 @@ PATIENCE_S = 1.0
 REST_S = 60.0
 UPLOAD_S = 60.0
 AT_ONCE = 16
+SETTLE_S = 1.0  # what requests are given at the end of the process, and to end by themselves once nobody waits
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
 READ_ONLY = ("http", "https")
+NAMED_BY = {
+    "s3": "`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`",
+    "gs": "`GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`, a file each",
+    "a": "`AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_ENDPOINT`",
+}
 # `obstore` raises Python's own error where there is one of the meaning.
 ABSENT = (NotFoundError, FileNotFoundError)
 NO_LISTING = (NotSupportedError, NotImplementedError)
 FAILURES = (BaseError, OSError, OutOfTime, ValueError)
-Result = TypeVar("Result")
+_USER, _ASKED = re.compile(r"(?<=//)[^/\s@:]*:[^/\s@]*@"), re.compile(r"(?<=[^\s?])\?[^\s`]*=[^\s`]*")
 
 
 class Closed(Exception):
@@ -50,53 +59,41 @@ class Link:
     def __init__(self, url: str, *, observer: Observer = ignore, patience_s: float = PATIENCE_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
-            raise OptionError(f"`{url}` names no store", hint=f"known are {', '.join(f'{s}://' for s in SCHEMES)}")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+            known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+            raise OptionError(f"`{without_secrets(url)}` names no store", hint=f"known are {known}")
+        place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        self.url = without_secrets(place)  # as it is shown
         self.patience_s = _patience(parts.query, patience_s, url)
         self.is_read_only = parts.scheme in READ_ONLY
         self.observer = observer
         self.waited_s = 0.0
         self._resting_until = 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._queue: list[tuple[str, bytes]] = []
         self._uploading = self._has_failed = False
-        self._store = _open(self.url)
+        self._credentials = _credentials(place)
+        self._crew = Crew(AT_ONCE, SETTLE_S)
+        self._reading = _open(place, min(self.patience_s + SETTLE_S / 2, UPLOAD_S))
+        self._writing = self._reading if self.is_read_only else _open(place, UPLOAD_S)
 
     def fetch(self, paths: Iterable[str], limit: int) -> dict[str, bytes | None]:
         """Return the objects at `paths`, read side by side; None for one that is absent or longer than `limit`."""
         wanted = list(dict.fromkeys(paths))
-
-        async def fetch_all() -> dict[str, bytes | None]:
-            gate = asyncio.Semaphore(AT_ONCE)
-
-            async def one(path: str) -> bytes | None:
-                async with gate:
-                    return await self._get(path, limit)
-
-            return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
-
         try:
-            return self._wait(fetch_all())
+            found = self._wait([partial(self._get, path, limit) for path in wanted])
         except Closed:
             return dict.fromkeys(wanted)
+        return dict(zip(wanted, found, strict=True))
 
     def list(self, folder: str) -> list[str] | None:
         """Return the paths of all objects below a folder; None where the remote cannot say, or rests."""
-
-        async def collect() -> list[str] | None:
-            try:
-                found = await self._store.list(folder or None).collect_async()
-            except NO_LISTING:
-                return None
-            return [str(each["path"]) for each in found]
-
         if self.is_read_only:  # plain HTTP has no listing
             return None
         try:
-            return self._wait(collect())
+            found: list[str] | None = self._wait([partial(self._list, folder)])[0]
         except Closed:
             return None
+        return found
 
     def put_later(self, path: str, data: bytes) -> None:
         """Write an object in the background, after those that were given before; a failure is told once."""
@@ -106,19 +103,17 @@ class Link:
             self._queue.append((path, data))
             if not self._uploading:
                 self._uploading = True
-                asyncio.run_coroutine_threadsafe(self._upload(), self._running())
+                self._crew.submit(self._upload)
 
     def put(self, objects: Iterable[tuple[str, bytes]]) -> None:
         """Write objects one after another and wait for them; raise StoreError where one cannot be written."""
         for path, data in objects:
-            future = asyncio.run_coroutine_threadsafe(self._store.put_async(path, data), self._running())
             try:
-                future.result(UPLOAD_S)
+                self._crew.submit(partial(self._writing.put, path, data)).result(UPLOAD_S)
             except FAILURES as error:
-                future.cancel()
                 raise StoreError(
                     f"`{self.url}/{path}` cannot be written: {_reason(error)}",
-                    hint="see that the bucket exists, and that the credentials in the environment may write to it",
+                    hint=f"see that the bucket exists, and that the credentials may write to it: {self._credentials}",
                 ) from error
 
     def flush(self, timeout_s: float) -> int:
@@ -133,14 +128,20 @@ class Link:
         """Tell whether the remote is left alone for now."""
         return time.monotonic() < self._resting_until
 
-    async def _get(self, path: str, limit: int) -> bytes | None:
+    def _get(self, path: str, limit: int) -> bytes | None:
         try:
-            found = await self._store.get_async(path)
-            return bytes(await found.bytes_async()) if found.meta["size"] <= limit else None
+            found = self._reading.get(path)
+            return bytes(found.bytes()) if found.meta["size"] <= limit else None
         except ABSENT:
             return None
 
-    async def _upload(self) -> None:
+    def _list(self, folder: str) -> list[str] | None:
+        try:
+            return [str(each["path"]) for each in self._reading.list(folder or None).collect()]
+        except NO_LISTING:
+            return None
+
+    def _upload(self) -> None:
         while True:
             with self._lock:
                 if not self._queue:
@@ -148,7 +149,7 @@ class Link:
                     return
                 path, data = self._queue[0]
             try:
-                await asyncio.wait_for(self._store.put_async(path, data), UPLOAD_S)
+                self._writing.put(path, data)
             except FAILURES as error:
                 with self._lock:  # a record must not arrive without the blobs before it
                     self._has_failed, self._uploading = True, False
@@ -157,39 +158,38 @@ class Link:
             with self._lock:
                 self._queue.pop(0)
 
-    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _wait(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what calls made side by side gave; Closed where the remote rests, one fails, or patience ends."""
         now = time.monotonic()
         if now >= self._resting_until > 0:  # it has rested: another try, with all patience
             self._resting_until, self.waited_s = 0.0, 0.0
         if self.is_resting:
-            work.close()
             raise Closed
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        asked = [self._crew.submit(call) for call in calls]
         try:
-            return future.result(max(0.0, self.patience_s - self.waited_s))
-        except FAILURES as error:
-            future.cancel()
-            self._resting_until = time.monotonic() + REST_S
+            done, late = wait(asked, max(0.0, self.patience_s - self.waited_s), FIRST_EXCEPTION)
+            failed = next((error for each in done if (error := each.exception()) is not None), None)
+            if failed is None and not late:
+                return [each.result() for each in asked]
+            if failed is not None and not isinstance(failed, FAILURES):
+                raise failed
             slow = f"it was waited for {self.patience_s:g} s in all"
-            self._tell(f"{slow if isinstance(error, OutOfTime) else _reason(error)}; what is missing is made here")
-            raise Closed from None
+            self._resting_until = time.monotonic() + REST_S
+            self._tell(f"{slow if failed is None else _reason(failed)}; what is missing is made here")
+            raise Closed
         finally:
+            for each in asked:
+                each.cancel()
             self.waited_s += time.monotonic() - now
 
     def _tell(self, reason: str) -> None:
         self.observer(StoreWarning(path=self.url, reason=reason))
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="piecework-remote", daemon=True).start()
-        return self._loop
 
-
-def _open(url: str) -> Any:
+def _open(url: str, timeout_s: float) -> Any:
     """Open a store; credentials and endpoints are those that the environment names to `obstore`."""
     # Plain HTTP where the URL or the endpoint in the environment says so: each byte is verified, whatever brings it.
-    client: Any = {"connect_timeout": "10s", "timeout": f"{UPLOAD_S:g}s", "allow_http": True}
+    client: Any = {"connect_timeout": "10s", "timeout": f"{timeout_s:g}s", "allow_http": True}
     retry: Any = {"max_retries": 0, "retry_timeout": timedelta(0)}
     try:
         if url.startswith("file:"):
@@ -197,9 +197,14 @@ def _open(url: str) -> Any:
         return from_url(url, client_options=client, retry_config=retry)
     except (BaseError, ValueError, TypeError) as error:
         raise OptionError(
-            f"remote store `{url}` cannot be opened: {_reason(error)}",
-            hint="credentials, region and endpoint come from the environment, as `AWS_ENDPOINT_URL` for S3",
+            f"remote store `{without_secrets(url)}` cannot be opened: {_reason(error)}",
+            hint=_credentials(url),
         ) from error
+
+
+def _credentials(url: str) -> str:
+    named = next((names for scheme, names in NAMED_BY.items() if url.startswith(scheme)), "what `obstore` reads")
+    return f"credentials and endpoint come from the environment: {named}"
 
 
 def _patience(query: str, usual: float, url: str) -> float:
@@ -208,9 +213,18 @@ def _patience(query: str, usual: float, url: str) -> float:
         patience = float(given.pop("patience_s", [str(usual)])[0])
         if not given and 0 < patience < float("inf"):
             return patience
-    raise OptionError(f"`{url}` ends with `?{query}`", hint="the one thing that may be said there is `?patience_s=5`")
+    named = ", ".join(f"`{name}`" for name in parse_qs(query, keep_blank_values=True)) or "nothing that is known"
+    raise OptionError(
+        f"`{without_secrets(url)}` is followed by {named}",
+        hint="the one thing that may be said behind `?` is `?patience_s=5`; credentials come from the environment",
+    )
 
 
-def _reason(error: Exception) -> str:
-    text = str(error).partition("\n")[0].strip()
-    return text[:200] if text else type(error).__name__
+def without_secrets(text: str) -> str:
+    """Return a text without what may be secret in its addresses: user, password, and whatever is asked with."""
+    return _ASKED.sub("", _USER.sub("", text))
+
+
+def _reason(error: BaseException) -> str:
+    text = without_secrets(str(error).partition("\n")[0].strip())
+    return text[:400] if text else type(error).__name__

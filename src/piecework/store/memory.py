@@ -105,6 +105,12 @@ class MemoryStore:
         """Forget a record that was found to be wrong."""
         self.delete_record(kind, key)
 
+    def fillable(self) -> None:
+        """Return None: no other process sees this memory."""
+
+    def write_back(self, key: str) -> None:
+        """Do nothing: no layer lies behind the memory."""
+
     @contextmanager
     def single_flight(
         self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0

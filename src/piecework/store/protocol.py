@@ -97,7 +97,19 @@ class SharedStore(Store, Protocol):
 
 
 class KernelStore(SharedStore, Protocol):
-    """A store that can hand a blob to the dynamic linker."""
+    """A store that can hand a blob to the dynamic linker, and be filled by another process."""
 
     def kernel_path(self, digest: str) -> Path:
         """Return a path by which the verified bytes of `digest` can be opened by `dlopen` while this process lives."""
+
+    def fillable(self) -> FolderStore | None:
+        """Return the folder that another process of this user can fill for this store; None where there is none."""
+
+    def write_back(self, key: str) -> None:
+        """Have a program that another process put into that folder written on to where the store keeps its own."""
+
+
+class FolderStore(KernelStore, Protocol):
+    """A store in a folder, which another process opens by its path."""
+
+    path: Path

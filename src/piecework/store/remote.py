@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import atexit
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from piecework.errors import ArtifactMissing, OptionError, StoreError
+from piecework.errors import ArtifactMissing, OptionError
 from piecework.events import Observer, StoreRead, StoreWarning, ignore
 from piecework.store.disk import DiskStore
-from piecework.store.entries import FAULTS_OF_A_RECORD, MAXIMUM_BLOB_BYTES
+from piecework.store.entries import MAXIMUM_BLOB_BYTES
 from piecework.store.envelope import (
     MAXIMUM_RECORD_BYTES,
     RECORD_WORD,
@@ -31,27 +33,32 @@ from piecework.store.envelope import (
 from piecework.store.layout import (
     RECORD_SUFFIX,
     blob_parts,
-    digests_in,
     fan_out,
-    is_digest,
     record_parts,
     signature_parts,
 )
 from piecework.store.link import Link
 from piecework.store.protocol import ARTIFACT, PROGRAM, REMOTE, Flight, never_done
+from piecework.store.references import Name, artifacts_of, blobs_of, is_name
 from piecework.store.trust import OWN
 from piecework.values.digest import digest_bytes
 
 INDEX, INDEX_WORD = "INDEX", "piecework-index"
 FLUSH_S = 10.0
-Name = tuple[str, str]
+ABSENT_S = 60.0
 
 
 class RemoteStore:
     """Read through a folder to a remote, and write what is made here back to it unless `write_back` is false."""
 
     def __init__(
-        self, local: DiskStore, link: Link, *, observer: Observer = ignore, write_back: bool = True
+        self,
+        local: DiskStore,
+        link: Link,
+        *,
+        observer: Observer = ignore,
+        write_back: bool = True,
+        absent_s: float = ABSENT_S,
     ) -> None:
         if local.trust.name == OWN:
             raise OptionError(
@@ -59,11 +66,11 @@ class RemoteStore:
                 hint="`--trust signed` with the keys of those who fill it, or `--trust any` if they may all run code "
                 "here; `piecework store push` needs neither",
             )
-        self.local, self.link, self.observer = local, link, observer
+        self.local, self.link, self.observer, self.absent_s = local, link, observer, absent_s
         self.writes_back = write_back and not (local.read_only or link.is_read_only or local.trust.needs_signature)
-        self._absent: set[str] = set()
+        self._absent: dict[str, float] = {}  # until when an object is not asked for again
         self._fetched: set[Name] = set()
-        self._index: list[Name] | None = None
+        self._index: list[Name] = []
         if self.writes_back:
             atexit.register(self.flush)
 
@@ -88,7 +95,7 @@ class RemoteStore:
 
     def write_blob(self, data: bytes) -> str:
         digest = self.local.write_blob(data)
-        self._absent.discard("/".join(blob_parts(digest)))
+        self._absent.pop("/".join(blob_parts(digest)), None)
         if self.writes_back:
             self.link.put_later("/".join(blob_parts(digest)), bytes(data))
         return digest
@@ -105,7 +112,7 @@ class RemoteStore:
         for path, data in found.items():
             if digest_bytes(data) != paths[path]:
                 self._warn(path, "its digest is not the one it is named by; it was not read")
-                self._absent.add(path)
+                self._absent[path] = inf
                 continue
             self.local.write_blob(data)
             self.observer(StoreRead(kind="blob", name=paths[path], size_bytes=len(data)))
@@ -128,7 +135,7 @@ class RemoteStore:
 
     def write_record(self, kind: str, key: str, record: Mapping[str, Any]) -> None:
         self.local.write_record(kind, key, record)
-        self._absent.discard("/".join(record_parts(kind, key)))
+        self._absent.pop("/".join(record_parts(kind, key)), None)
         if self.writes_back:
             self._put_record((kind, key), record)
 
@@ -153,14 +160,15 @@ class RemoteStore:
 
     def read_index(self) -> list[Name]:
         """Return the records that the remote's index names: for a remote that cannot be listed."""
-        if self._index is None:
-            data = self._fetch([INDEX], MAXIMUM_RECORD_BYTES).get(INDEX)
-            self._index = []
-            if data is not None:
-                try:
-                    self._index = [(str(kind), str(key)) for kind, key in json.loads(unseal(INDEX_WORD, data))]
-                except (Damaged, NewerFormat, ValueError, TypeError) as error:
-                    self._warn(INDEX, f"{error}; it was not read")
+        data = self._fetch([INDEX], MAXIMUM_RECORD_BYTES).get(INDEX)
+        if data is not None:
+            try:
+                self._index = [(str(kind), str(key)) for kind, key in json.loads(unseal(INDEX_WORD, data))]
+            except (Damaged, NewerFormat, ValueError, TypeError) as error:
+                self._warn(INDEX, f"{error}; it was not read")
+                self._absent[INDEX] = inf
+            else:
+                self._absent[INDEX] = time.monotonic() + self.absent_s
         return self._index
 
     def delete_record(self, kind: str, key: str) -> None:
@@ -174,7 +182,7 @@ class RemoteStore:
     def set_aside(self, kind: str, key: str, reason: str) -> None:
         """Move a wrong record to the folder's quarantine; this process does not ask the remote for it again."""
         self.local.set_aside(kind, key, reason)
-        self._absent.add("/".join(record_parts(kind, key)))
+        self._absent["/".join(record_parts(kind, key))] = inf
 
     def _bring_all(self, record: Mapping[str, Any]) -> None:
         """Bring all that a program refers to side by side: its artifacts' records, then every blob."""
@@ -203,7 +211,7 @@ class RemoteStore:
                 self.local.entries.check(kind, record)
             except (Damaged, NewerFormat) as error:
                 self._warn(path, f"{error}; it was not read")
-                self._absent.add(path)
+                self._absent[path] = inf
                 continue
             self.local.adopt(kind, key, record, signatures)
             self.observer(StoreRead(kind=kind, name=key, size_bytes=len(data)))
@@ -212,13 +220,14 @@ class RemoteStore:
         return brought
 
     def _fetch(self, paths: Iterable[str], limit: int) -> dict[str, bytes]:
-        """Return what the remote has of `paths`; what it does not have is not asked for again."""
+        """Return what the remote has of `paths`; what it does not have is not asked for again for a minute."""
         if self.local.write_only:
             return {}
-        wanted = [path for path in paths if path not in self._absent]
+        now = time.monotonic()
+        wanted = [path for path in paths if self._absent.get(path, 0.0) <= now]
         found = self.link.fetch(wanted, limit) if wanted else {}
         if not self.link.is_resting:
-            self._absent |= {path for path, data in found.items() if data is None}
+            self._absent |= {path: now + self.absent_s for path, data in found.items() if data is None}
         return {path: data for path, data in found.items() if data is not None}
 
     # Between processes
@@ -232,6 +241,10 @@ class RemoteStore:
     def hold(self, kind: str, key: str) -> AbstractContextManager[object]:
         """Keep a record from being evicted from the folder."""
         return self.local.hold(kind, key)
+
+    def fillable(self) -> DiskStore | None:
+        """Return the folder, where another process can fill it."""
+        return self.local.fillable()
 
     def write_back(self, key: str) -> None:
         """Have a program that another process put into the folder written to the remote, with all that it reads."""
@@ -256,36 +269,3 @@ class RemoteStore:
 
     def _warn(self, path: str, reason: str) -> None:
         self.observer(StoreWarning(path=f"{self.link.url}/{path}", reason=reason))
-
-
-def blobs_of(kind: str, record: Mapping[str, Any]) -> set[str]:
-    """Return the blobs that a record is read with; of a kind unknown here, whatever looks like one."""
-    found: list[Any] = []
-    with suppress(*FAULTS_OF_A_RECORD):  # what is wrong with a record is said by whoever reads it
-        found = _blobs_of(kind, record)
-    return {digest for digest in found if isinstance(digest, str) and is_digest(digest)}
-
-
-def _blobs_of(kind: str, record: Mapping[str, Any]) -> list[Any]:
-    if kind == PROGRAM:
-        return [record.get("evidence"), record.get("constants"), *(p.get("text") for p in record.get("pieces", ()))]
-    if kind == ARTIFACT:
-        return [record.get("text"), *record.get("kernels", {}).values()]
-    return list(digests_in(json.dumps(record)))
-
-
-def artifacts_of(record: Mapping[str, Any]) -> list[Name]:
-    """Return the artifacts that a program names."""
-    keys: set[Any] = set()
-    with suppress(*FAULTS_OF_A_RECORD):
-        keys = {key for piece in record.get("pieces", ()) for key in piece.get("artifacts", {}).values()}
-    return [(ARTIFACT, key) for key in sorted(key for key in keys if isinstance(key, str))]
-
-
-def is_name(kind: str, key: str) -> bool:
-    """Tell whether kind and key can name a record: a remote may say anything."""
-    try:
-        record_parts(kind, key)
-    except StoreError:
-        return False
-    return True

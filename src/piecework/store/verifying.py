@@ -93,6 +93,12 @@ class VerifyingStore:
         """Forget a record that was found to be wrong; the audited store stays as it is."""
         self._made.delete_record(kind, key)
 
+    def fillable(self) -> None:
+        """Return None: what is compared is made in this process."""
+
+    def write_back(self, key: str) -> None:
+        """Do nothing: the audited store stays as it is."""
+
     def single_flight(
         self, name: str, is_done: Callable[[], bool] = never_done, timeout_s: float = 600.0
     ) -> AbstractContextManager[Flight]:
