@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from typing import Any, TypeVar
 
 from piecework.spans import open_span, spanning
@@ -49,8 +50,13 @@ class Event:
         return (self.end_ns - self.start_ns) / 1e9
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the event as plain data, its type's name under `event`."""
-        return {"event": type(self).__name__} | {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the event as plain data, its type's name under `event`; a float that is no number stands as text."""
+        return {"event": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity, and readers of a trace stop at one."""
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 Observer = Callable[[Event], None]

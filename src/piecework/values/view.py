@@ -164,7 +164,7 @@ def verdicts_of(events: Sequence[EventFields]) -> tuple[Verdict, ...]:
         elif event["event"] == "VerificationFailed":
             found.append(Verdict(where, "failed", event["reason"]))
         elif event["event"] == "Drift":
-            off = f"`{event['output']}` is off by {event['error']:.2e}"
+            off = f"`{event['output']}` is off by {float(event['error']):.2e}"
             found.append(Verdict(f"step {event['step']}", "drift", off))
     rank = {"failed": 0, "drift": 1, "untried": 2}
     unique = dict.fromkeys(found)
