@@ -184,7 +184,7 @@ class Entries:
 
     def go_on_from_memory(self, error: OSError) -> None:
         """Tell once that the folder takes no writes; an error where that is asked for."""
-        if self.strict:
+        if self._strict:
             raise self.unwritable(error) from error
         self.warn(self.root, f"it takes no writes ({error.strerror}); what is not stored runs from memory")
 

@@ -85,12 +85,12 @@ class Link:
             return dict.fromkeys(wanted)
         return dict(zip(wanted, found, strict=True))
 
-    def list(self, folder: str) -> list[str] | None:
+    def list(self, folder: str) -> Sequence[str] | None:
         """Return the paths of all objects below a folder; None where the remote cannot say, or rests."""
         if self.is_read_only:  # plain HTTP has no listing
             return None
         try:
-            found: list[str] | None = self._wait([partial(self._list, folder)])[0]
+            found: Sequence[str] | None = self._wait([partial(self._list, folder)])[0]
         except Closed:
             return None
         return found
@@ -113,7 +113,7 @@ class Link:
             except FAILURES as error:
                 raise StoreError(
                     f"`{self.url}/{path}` cannot be written: {_reason(error)}",
-                    hint=f"see that the bucket exists, and that the credentials may write to it: {self._credentials}",
+                    hint=f"see that the bucket is there and may be written to; {self._credentials}",
                 ) from error
 
     def flush(self, timeout_s: float) -> int:
@@ -135,7 +135,7 @@ class Link:
         except ABSENT:
             return None
 
-    def _list(self, folder: str) -> list[str] | None:
+    def _list(self, folder: str) -> Sequence[str] | None:
         try:
             return [str(each["path"]) for each in self._reading.list(folder or None).collect()]
         except NO_LISTING:
@@ -158,7 +158,7 @@ class Link:
             with self._lock:
                 self._queue.pop(0)
 
-    def _wait(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    def _wait(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
         """Return what calls made side by side gave; Closed where the remote rests, one fails, or patience ends."""
         now = time.monotonic()
         if now >= self._resting_until > 0:  # it has rested: another try, with all patience
