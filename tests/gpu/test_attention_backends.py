@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from piecework.ops import PagedCache, ReferenceAttention
-from piecework.ops.layout import Layout, lay_out
+from piecework.ops.layout import DeviceLayout, Layout, lay_out
 from piecework.ops.reference import AttentionRule
+from piecework.ops.triton_attention import TritonAttention
 
 pytestmark = pytest.mark.gpu
 
@@ -22,8 +23,6 @@ def backend(name: str) -> Any:
         except ImportError:
             pytest.skip("this release has no varlen attention over block tables")
         return VarlenAttention()
-    from piecework.ops.triton_attention import TritonAttention
-
     return TritonAttention()
 
 
@@ -80,3 +79,72 @@ def test_it_agrees_with_the_reference(name: str, rule: dict[str, Any], is_decode
     assert torch.equal(found[-2:], torch.zeros_like(found[-2:]))
     error = (found.float() - expected.float()).norm() / expected.float().norm()
     assert error < 4 * 2.0**-7
+
+
+@pytest.mark.parametrize("rule", [{}, {"sliding_window": 40}, {"sinks": True}], ids=["plain", "window", "sinks"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_graph_reads_another_steps_numbers(rule: dict[str, Any], seed: int) -> None:
+    """Recorded under lengths of zero, replayed under real ones: the layout stays on the device."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    page_size, kv_heads, group, width, rows = 16, rng.choice([1, 4]), rng.choice([1, 4]), 64, rng.choice([3, 40])
+    cache = PagedCache.allocate(1200, page_size, kv_heads, width, dtype=torch.bfloat16, device="cuda")
+    cache.pages.normal_()
+    expected_cache = PagedCache(cache.pages.clone())
+    shape = (rows, kv_heads, width)
+    query = torch.randn(rows, kv_heads * group, width, dtype=torch.bfloat16, device="cuda")
+    # Rows of a wider product, as models cut them.
+    both = torch.randn(rows, 2 * kv_heads * width, dtype=torch.bfloat16, device="cuda")
+    key, value = (part.view(shape) for part in both.chunk(2, dim=1))
+    asked = AttentionRule(
+        width**-0.5,
+        rule.get("sliding_window", 0),
+        0.0,
+        torch.randn(kv_heads * group, dtype=torch.bfloat16, device="cuda") if rule.get("sinks") else None,
+    )
+    held = DeviceLayout(
+        page_size,
+        torch.full((rows,), -1, dtype=torch.int32, device="cuda"),
+        torch.zeros(rows, dtype=torch.int32, device="cuda"),
+        torch.zeros(rows, 40, dtype=torch.int32, device="cuda"),
+    )
+    backend, found = TritonAttention(), torch.empty_like(query)
+
+    def run() -> None:
+        backend.write(key, value, cache, held)
+        backend.attend(query, found, cache, held, asked)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    assert torch.equal(cache.pages, expected_cache.pages), "padding was written"
+    for _ in range(2):
+        count, free = rng.randint(1, rows), list(range(1200))
+        rng.shuffle(free)
+        lengths = [rng.randint(1, 600) for _ in range(count)]
+        table = [[free.pop() for _ in range(-(-length // page_size))] for length in lengths]
+        slots = [
+            pages[(length - 1) // page_size] * page_size + (length - 1) % page_size
+            for pages, length in zip(table, lengths, strict=True)
+        ]
+        held.slots.fill_(-1)
+        held.slots[:count] = torch.tensor(slots, dtype=torch.int32)
+        held.sequence_lengths.zero_()
+        held.sequence_lengths[:count] = torch.tensor(lengths, dtype=torch.int32)
+        for row, pages in enumerate(table):
+            held.page_table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        graph.replay()
+        layout = lay_out(
+            slots=[*slots, *[-1] * (rows - count)], query_starts=list(range(count + 1)), sequence_lengths=lengths,
+            page_table=table, num_tokens=count, page_size=page_size, device=torch.device("cuda"),
+        )  # fmt: skip
+        expected = torch.empty_like(query)
+        ReferenceAttention().write(key, value, expected_cache, layout)
+        ReferenceAttention().attend(query, expected, expected_cache, layout, asked)
+        assert torch.equal(cache.pages, expected_cache.pages)
+        assert torch.equal(found[count:], torch.zeros_like(found[count:]))
+        error = (found.float() - expected.float()).norm() / expected.float().norm()
+        assert error < 4 * 2.0**-7

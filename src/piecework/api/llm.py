@@ -143,7 +143,7 @@ class LLM:
     @cached_property
     def engine(self) -> Engine:
         """An engine over the model, for as many prompts as there are; made when first asked for."""
-        from piecework.api.serving import step_function
+        from piecework.api.serving import attention_backend, step_function
         from piecework.engine.loop import Engine
         from piecework.engine.options import EngineOptions
         from piecework.engine.served import Served
@@ -152,9 +152,11 @@ class LLM:
         model = self.model
         folder = model.folder
         most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
+        sites = paged_sites(model.sites, folder.path)
         served = Served(
             step=step_function(model.program, model.keeps_rows),
-            sites=paged_sites(model.sites, folder.path),
+            sites=sites,
+            backend=attention_backend(model.device, sites),
             dtype=model.dtype,
             device=model.device,
             keeps_rows=model.keeps_rows,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from piecework.api.location import locate
 from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
 from piecework.capture_options import CaptureOptions
-from piecework.engine.batch import empty_step
+from piecework.engine.batch import empty_step, padded_sizes
 from piecework.engine.compiling import Job
 from piecework.engine.generate import StepFunction
 from piecework.engine.loop import Engine
@@ -29,12 +30,16 @@ from piecework.engine.text import read_tokenizer
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
 from piecework.errors import PieceworkError
 from piecework.events import FallBack, Observer, phase
-from piecework.models.folder import ModelFolder, Site, open_folder, paged_sites, site_from
+from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, Site, open_folder, paged_sites, site_from
+from piecework.ops import AttentionBackend, ReferenceAttention, Step
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import bind_record, find
+from piecework.runtime.captured import Borrowed
 from piecework.runtime.program import Program
 from piecework.stages.find import with_siblings
 from piecework.store.protocol import FolderStore, KernelStore
+from piecework.values.ladder import ladder
+from piecework.values.phases import DECODE
 
 
 def unheard(progress: Progress) -> None:
@@ -110,7 +115,7 @@ class _Opening:
         served, weights = self._load_eager()
         tiers = Tiers(served.step, self.observer, num_sites=len(served.sites))
         shared = store.fillable() or private_store()
-        self._climb(tiers, shared, weights, served.keeps_rows, self._job(shared), on_proven=store.write_back)
+        self._climb(tiers, served, shared, weights, self._job(shared), on_proven=store.write_back)
         return Engine(served, self.engine, tiers=tiers)
 
     def warm(self, store: KernelStore) -> Engine | None:
@@ -145,11 +150,11 @@ class _Opening:
         if unproven:
             shared = store.fillable() if isinstance(self.settings.compiler, str) else None
             job = self._job(shared) if shared is not None else None
-            self._climb(tiers, store, weights, served.keeps_rows, job, key=key, bound=program)
+            self._climb(tiers, served, store, weights, job, key=key, bound=program)
         else:
             step_of = partial(step_function, keeps_rows=served.keeps_rows)
             tiers.swap_in(COMPILED, step_of(program), key)
-            captured = self._capture_of(tiers)
+            captured = self._capture_of(tiers, served.backend)
             if captured is not None:
                 tiers.climb(capture(tiers, captured(program), step_of, self.engine.idle_ms))
         return Engine(served, self.engine, tiers=tiers)
@@ -157,9 +162,9 @@ class _Opening:
     def _climb(
         self,
         tiers: Tiers,
+        served: Served,
         store: KernelStore,
         weights: Mapping[str, torch.Tensor],
-        keeps_rows: bool,
         job: Job | None,
         *,
         key: str = "",
@@ -172,11 +177,11 @@ class _Opening:
         plan = Plan(
             store=store,
             bind=lambda key, record: bind_record(key, record, weights, piecework.ops.BODIES, store, self.observer),
-            step_of=partial(step_function, keeps_rows=keeps_rows),
+            step_of=partial(step_function, keeps_rows=served.keeps_rows),
             job=job,
             key=key,
             bound=bound,
-            capture=self._capture_of(tiers),
+            capture=self._capture_of(tiers, served.backend),
             idle_ms=self.engine.idle_ms,
             on_proven=on_proven,
         )
@@ -186,25 +191,34 @@ class _Opening:
         """Return what a compile process is asked for."""
         return compile_job(self.folder, self.dtype, self.device, self.settings, self.engine, store)
 
-    def _capture_of(self, tiers: Tiers) -> Callable[[Program], Any] | None:
-        """Return what captures a program piecewise when there is time for it; None where nothing is captured.
+    def _capture_of(self, tiers: Tiers, backend: AttentionBackend) -> Callable[[Program], Any] | None:
+        """Return what captures a program when there is time for it; None where nothing is captured.
 
-        The reference attention plans on the host, so that it stands between graphs and not in them.
+        Decode is captured whole, but where attention plans on the host: it stands between graphs there.
         """
         if torch.device(self.device).type != "cuda":
             return None
         from piecework.api.captures import capture
 
+        settings = self.engine
+        sizes = padded_sizes(settings.max_num_batched_tokens, settings.max_num_sequences, backend)
         options = CaptureOptions(
-            decode="piecewise",
+            decode="full" if backend.capturable else "piecewise",
             prefill="piecewise",
-            decode_max=min(self.engine.max_num_sequences, self.engine.max_num_batched_tokens),
+            decode_sizes=tuple(size for size in sizes if size <= settings.max_num_sequences) or sizes[:1],
+            prefill_sizes=tuple(rung.size for rung in ladder(settings.max_num_batched_tokens) if rung.size >= MIN_ROWS),
             when="idle",
+            results="borrowed",
         )
+
+        def step(phase: str, size: int) -> Step:
+            most_pages = tiers.most_pages if phase == DECODE and backend.capturable else 0
+            return empty_step(tiers.caches, size, self.device, backend, most_pages)
+
         return lambda program: capture(
             program,
             options=options,
-            steps=lambda phase, size: empty_step(tiers.caches, size, self.device),
+            steps=step,
             phase_of=lambda: tiers.phase,
             observer=self.observer,
         )
@@ -231,10 +245,11 @@ class _Opening:
         keeps_rows: bool,
         weights: Mapping[str, torch.Tensor],
     ) -> Served:
-        folder = self.folder
+        folder, paged = self.folder, paged_sites(sites, self.folder.path)
         return Served(
             step=step,
-            sites=paged_sites(sites, folder.path),
+            sites=paged,
+            backend=attention_backend(self.device, paged),
             dtype=dtype,
             device=self.device,
             keeps_rows=keeps_rows,
@@ -254,5 +269,25 @@ def step_function(program: Any, keeps_rows: bool) -> StepFunction:
         ->  [...]  model
     """
     if keeps_rows:
-        return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions, logits_to_keep=rows)
-    return lambda ids, positions, rows: program(input_ids=ids, position_ids=positions)[:, rows]
+        return lambda ids, positions, rows: owned(
+            program(input_ids=ids, position_ids=positions, logits_to_keep=rows)
+        )
+    return lambda ids, positions, rows: owned(program(input_ids=ids, position_ids=positions))[:, rows]
+
+
+def owned(result: Any) -> Any:
+    """Return a result that may be borrowed: an engine reads it before the next step.
+
+    Tensors:
+        ->  [...]  model  valid until the next step
+    """
+    return result.value if isinstance(result, Borrowed) else result
+
+
+def attention_backend(device: str, sites: Sequence[KvSite]) -> AttentionBackend:
+    """Return what attends on a device: our kernels on a GPU where Triton is and the heads' widths serve."""
+    if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
+        return ReferenceAttention()
+    from piecework.ops.triton_attention import TritonAttention, serves
+
+    return TritonAttention() if all(serves(site.head_dim) for site in sites) else ReferenceAttention()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from piecework.engine.scheduler import Scheduled
 from piecework.models.folder import MIN_ROWS
 from piecework.ops import AttentionBackend, PagedCache, Step
+from piecework.values.ladder import ladder
 
 SIZES = (2, 4, 6, 8, 12, 16, 24, 32)
 """Small steps are padded to one of these: a program keeps memory made for as many sizes, and makes it anew for others.
@@ -19,9 +20,16 @@ The least is 2, since size 1 would need artifacts of its own.
 """
 
 
-def padded_size(count: int, largest: int) -> int:
+def padded_size(count: int, sizes: Sequence[int]) -> int:
     """Return the rows of a step of `count` tokens, padding included."""
-    return next((size for size in SIZES if count <= size <= largest), count)
+    return next((size for size in sizes if count <= size), count)
+
+
+def padded_sizes(most_tokens: int, most_sequences: int, backend: AttentionBackend) -> tuple[int, ...]:
+    """Return the sizes that an engine pads to: those that are captured, where decode steps are recorded whole."""
+    if backend.capturable:
+        return tuple(rung.size for rung in ladder(most_sequences) if rung.size >= MIN_ROWS) or (MIN_ROWS,)
+    return tuple(size for size in SIZES if size <= most_tokens)
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,12 @@ def make_batch(
     page_size: int,
     device: str | torch.device,
     backend: AttentionBackend | None = None,
-    largest: int = SIZES[-1],
+    sizes: Sequence[int] = SIZES,
 ) -> Batch:
-    """Lay the tokens of a step in a row, those of each sequence together; no size above `largest` is padded to."""
+    """Lay the tokens of a step in a row, those of each sequence together, and pad to one of `sizes`.
+
+    For a backend whose decode steps are recorded whole, padding rows are sequences too, of no tokens.
+    """
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -76,39 +87,52 @@ def make_batch(
         if each.is_sampled:
             rows.append(len(ids) - 1)
     is_decode = all(each.num_tokens == 1 for each in scheduled)
-    size = padded_size(len(ids), largest)
+    size = padded_size(len(ids), sizes)
+    padding = [0] * (size - len(ids))
+    empty = padding if is_decode and backend is not None and backend.capturable else []
     step = Step.from_lists(
         slots=slots,
-        query_starts=starts,
-        sequence_lengths=[each.end for each in scheduled],
-        page_table=[each.sequence.pages for each in scheduled],
+        query_starts=[*starts, *[len(ids)] * len(empty)],
+        sequence_lengths=[*(each.end for each in scheduled), *empty],
+        page_table=[*(each.sequence.pages for each in scheduled), *[()] * len(empty)],
         sites=caches,
         num_padded=size,
         device=device,
+        backend=backend,
     )
-    if backend is not None:
-        step = replace(step, backend=backend)
-    padding = [0] * (size - len(ids))
     rows += [rows[0] if rows else 0] * ((size if is_decode else MIN_ROWS) - len(rows))
+    whole = torch.tensor([*ids, *padding, *positions, *padding, *rows]).to(device)  # one copy for all three
+    input_ids, position_ids, kept = whole.split([size, size, len(rows)])
     return Batch(
         scheduled=tuple(scheduled),
-        input_ids=torch.tensor([ids + padding], device=device),
-        position_ids=torch.tensor([positions + padding], device=device),
-        rows=torch.tensor(rows, device=device),
+        input_ids=input_ids[None],
+        position_ids=position_ids[None],
+        rows=kept,
         step=step,
         num_tokens=len(ids),
         is_decode=is_decode,
     )
 
 
-def empty_step(caches: Mapping[str, PagedCache], size: int, device: str | torch.device) -> Step:
-    """Return a step of padding alone: what graphs between opaque calls are recorded in, while nothing is written."""
+def empty_step(
+    caches: Mapping[str, PagedCache],
+    size: int,
+    device: str | torch.device,
+    backend: AttentionBackend | None = None,
+    most_pages: int = 0,
+) -> Step:
+    """Return a step of padding alone: what graphs are recorded in, while nothing is written.
+
+    With `most_pages` each row is a sequence that may come to have as many: the step of a graph that holds attention.
+    """
+    sequences = size if most_pages else 0
     return Step.from_lists(
         slots=(),
-        query_starts=[0],
-        sequence_lengths=(),
-        page_table=(),
+        query_starts=[0] * (sequences + 1),
+        sequence_lengths=[0] * sequences,
+        page_table=[[0] * most_pages] * sequences,
         sites=caches,
         num_padded=size,
         device=device,
+        backend=backend,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from piecework.engine.batch import SIZES, Batch, make_batch
+from piecework.engine.batch import Batch, make_batch, padded_sizes
 from piecework.engine.generate import allocate_caches
 from piecework.engine.grammar import Grammars
 from piecework.engine.memory import meter_of, plan_pages, profile_step
@@ -49,9 +49,12 @@ class Engine:
             dtype=served.dtype,
             device=served.device,
         )
+        most, count = self.options.max_num_batched_tokens, self.options.max_num_sequences
+        self._sizes = padded_sizes(most, count, served.backend)
         self.tiers.caches = self.caches
         limits = (self.options.max_length, served.max_positions, num_pages * self.options.page_size)
         self.max_length = min(limit for limit in limits if limit)
+        self.tiers.most_pages = -(-self.max_length // self.options.page_size)
         self.grammars = Grammars(served.tokenizer, served.vocabulary_size, served.end_of_sequence)
         self._texts: dict[tuple[str, int], TextStream] = {}
         self._open: dict[str, int] = {}
@@ -178,7 +181,7 @@ class Engine:
             options.page_size,
             served.device,
             served.backend,
-            min(SIZES[-1], options.max_num_batched_tokens),
+            self._sizes,
         )
 
     def _rehearse(self, num_tokens: int) -> None:

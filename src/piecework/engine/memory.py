@@ -8,7 +8,7 @@ alone counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,8 @@ COMPILE_BYTES = 1 << 30
 CAPTURE_STEPS = 2.0
 """The pool of captured graphs in multiples of a largest decode step: sizes share it, and each keeps its results."""
 ROUNDED_BYTES = 128 << 20
+REHEARSED_ROWS, REHEARSED_LENGTH = 4, 600
+"""Rows and length of small steps that go before: attention has kernels for one row and several, short and long."""
 _ROOT = Path("/sys/fs/cgroup")
 
 
@@ -69,26 +71,36 @@ def meter_of(device: str) -> Meter | None:
 def profile_step(served: Served, options: EngineOptions, meter: Meter) -> int:
     """Run the largest step once, on pages of its own, and choose its tokens; return the bytes that it took.
 
-    Raises CompileForbidden where it compiles anything: it would again while requests wait.
+    Small steps come first, in which kernels of our own are compiled where no cache has them. Raises CompileForbidden
+    where the largest step still compiles anything: it would again while requests wait.
     """
+    for num_rows in (1, REHEARSED_ROWS):
+        for length in (num_rows, REHEARSED_LENGTH):
+            _run_step(served, options, [(length, num_rows)])
     count = options.max_num_sequences
     each, more = divmod(options.max_num_batched_tokens, count)
     lengths = [each + (index < more) for index in range(count)]
-    needed = [-(-length // options.page_size) for length in lengths]
+    with forbid_compilation(), meter.measure_peak() as peak:
+        _run_step(served, options, [(length, length) for length in lengths])
+        return peak()
+
+
+def _run_step(served: Served, options: EngineOptions, sequences: Iterable[tuple[int, int]]) -> None:
+    """Run a step of sequences that end at a length with some rows, on pages of their own, and choose their tokens."""
+    lengths = list(sequences)
+    needed = [-(-length // options.page_size) for length, _ in lengths]
     caches = allocate_caches(
         served.sites,
         num_pages=sum(needed), page_size=options.page_size, dtype=served.dtype, device=served.device,
     )  # fmt: skip
     scheduled, first = [], 0
-    for index, (length, pages) in enumerate(zip(lengths, needed, strict=True)):
+    for index, ((length, num_rows), pages) in enumerate(zip(lengths, needed, strict=True)):
         sequence = Sequence(Request(f"profile-{index}", (0,) * length), 0, index, 0)
         sequence.pages = list(range(first, first + pages))
         first += pages
-        scheduled.append(Scheduled(sequence, 0, length))
+        scheduled.append(Scheduled(sequence, length - num_rows, num_rows))
     batch = make_batch(scheduled, caches, options.page_size, served.device, served.backend)
-    with forbid_compilation(), meter.measure_peak() as peak:
-        choose(call_step(served.step, batch), [one.sequence for one in scheduled], served.end_of_sequence)
-        return peak()
+    choose(call_step(served.step, batch), [one.sequence for one in scheduled], served.end_of_sequence)
 
 
 def plan_pages(served: Served, options: EngineOptions, *, total_bytes: int = 0, profiled_bytes: int = 0) -> int:

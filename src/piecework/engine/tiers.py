@@ -36,6 +36,7 @@ class Tiers:
         self.trouble = ""
         self.phase = "prefill"
         self.caches: Mapping[str, PagedCache] = {}
+        self.most_pages = 0
         self.used = EAGER
         self.num_steps = 0
         self.steps_by_tier = [0, 0, 0]

@@ -25,7 +25,8 @@ def run_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
         top_k_weights  [T, n]  any    how much each counts
         ->             [T, E]  model
     """
-    if module._is_expert_parallel:
+    # Transformers 5.17 has neither of the two names that are asked for with a default.
+    if getattr(module, "_is_expert_parallel", False):
         raise ModelError(
             f"`{type(module).__name__}` splits its experts over several devices, which is not served",
             hint="load it without expert parallelism",
@@ -43,7 +44,7 @@ def run_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     product = torch.ops.piecework.grouped_matmul(product, module.down_proj, ends, module.is_transposed)
     if module.has_bias:
         product = product + module.down_proj_bias[expert]
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):
         product = module.post_expert_norm(product)
 
     weighted = product * top_k_weights.reshape(-1)[order][:, None]

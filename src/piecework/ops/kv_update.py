@@ -24,15 +24,7 @@ def kv_update(key: Tensor, value: Tensor, site: str) -> Tensor:
     cache = step.cache(NAME, site)
     if key.shape[1:] != cache.row_shape or value.shape[1:] != cache.row_shape or key.dtype != cache.pages.dtype:
         raise _mismatch(key, value, site, cache.pages)
-    writes = step.layout(cache.page_size).writes
-    count = writes.count
-    if writes.slots is None:
-        cache.key_rows[writes.start : writes.start + count] = key[:count]
-        cache.value_rows[writes.start : writes.start + count] = value[:count]
-    else:
-        written = slice(count) if writes.rows is None else writes.rows
-        cache.key_rows.index_copy_(0, writes.slots, key[written])
-        cache.value_rows.index_copy_(0, writes.slots, value[written])
+    step.backend.write(key, value, cache, step.layout(cache.page_size))
     for hook in step.after:
         hook(NAME, site)
     return key.new_empty(0)

@@ -1,4 +1,4 @@
-"""A step's reads and writes as host integers: made once a step, used by every layer."""
+"""A step's reads and writes: as host integers, made once a step and used by every layer, or left on the device."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class Layout:
 
     page_size: int
     num_tokens: int
+    slots: tuple[int, ...]
     writes: Writes
     spans: tuple[Span, ...]
     device: torch.device
@@ -100,6 +101,24 @@ class Layout:
         return found
 
 
+@dataclass(frozen=True)
+class DeviceLayout:
+    """A decode step of one row a sequence whose numbers stay on the device: a graph reads them anew at each replay.
+
+    Nothing of it is known to the host but shapes. A sequence of length 0 is padding, and so is a slot below 0.
+
+    Tensors:
+        slots             [T]     i32
+        sequence_lengths  [B]     i32  B equals T
+        page_table        [B, M]  i32
+    """
+
+    page_size: int
+    slots: Tensor
+    sequence_lengths: Tensor
+    page_table: Tensor
+
+
 def lay_out(
     *,
     slots: Sequence[int],
@@ -115,6 +134,7 @@ def lay_out(
     return Layout(
         page_size=page_size,
         num_tokens=num_tokens,
+        slots=tuple(slots),
         writes=_plan_writes(slots[:num_tokens], device),
         spans=tuple(
             _plan_span(query_starts[b], query_starts[b + 1], sequence_lengths[b], page_table[b], page_size)

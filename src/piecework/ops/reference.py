@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piecework.errors import StepError
 from piecework.ops.cache import PagedCache
-from piecework.ops.layout import Layout, Span
+from piecework.ops.layout import DeviceLayout, Layout, Span
 
 ROWS_AT_ONCE = 1024
 SCORES_AT_ONCE = 1 << 24
@@ -36,10 +37,26 @@ class AttentionRule:
 
 
 class AttentionBackend(Protocol):
-    """What computes attention over a paged cache."""
+    """What writes keys and values to a paged cache, and attends over it.
 
-    def attend(self, query: Tensor, out: Tensor, cache: PagedCache, layout: Layout, rule: AttentionRule) -> None:
-        """Fill `out` from `query` and the sequences' pages.
+    One that is `capturable` takes decode steps as a `DeviceLayout` too: it asks the device nothing.
+    """
+
+    @property
+    def capturable(self) -> bool: ...
+
+    def write(self, key: Tensor, value: Tensor, cache: PagedCache, layout: Layout | DeviceLayout) -> None:
+        """Write each row to its slot, but for those of padding.
+
+        Tensors:
+            key, value  [T, K, D]  model
+        """
+        ...
+
+    def attend(
+        self, query: Tensor, out: Tensor, cache: PagedCache, layout: Layout | DeviceLayout, rule: AttentionRule
+    ) -> None:
+        """Fill `out` from `query` and the sequences' pages; rows of padding become zeros.
 
         Tensors:
             query, out  [T, H, D]  model
@@ -49,19 +66,53 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True)
 class ReferenceAttention:
-    """The reference backend: one sequence at a time, so that no sequence's result depends on its neighbours."""
+    """The reference backend: one sequence at a time, so that no sequence's result depends on its neighbours.
 
-    def attend(self, query: Tensor, out: Tensor, cache: PagedCache, layout: Layout, rule: AttentionRule) -> None:
+    It plans on the host, so that it cannot be part of a graph.
+    """
+
+    capturable = False
+
+    def write(self, key: Tensor, value: Tensor, cache: PagedCache, layout: Layout | DeviceLayout) -> None:
+        """Write by index, or by one slice where the slots lie in a row.
+
+        Tensors:
+            key, value  [T, K, D]  model
+        """
+        writes = on_host(layout).writes
+        count = writes.count
+        if writes.slots is None:
+            cache.key_rows[writes.start : writes.start + count] = key[:count]
+            cache.value_rows[writes.start : writes.start + count] = value[:count]
+        else:
+            written = slice(count) if writes.rows is None else writes.rows
+            cache.key_rows.index_copy_(0, writes.slots, key[written])
+            cache.value_rows.index_copy_(0, writes.slots, value[written])
+
+    def attend(
+        self, query: Tensor, out: Tensor, cache: PagedCache, layout: Layout | DeviceLayout, rule: AttentionRule
+    ) -> None:
         """Attend each sequence over its own pages; rows of padding become zeros.
 
         Tensors:
             query, out  [T, H, D]  model
         """
+        layout = on_host(layout)
         for index, span in enumerate(layout.spans):
             if span.num_rows:
                 _attend_span(query, out, cache, layout, index, span, rule)
         if layout.num_tokens < out.shape[0]:
             out[layout.num_tokens :].zero_()
+
+
+def on_host(layout: Layout | DeviceLayout) -> Layout:
+    """Return a layout whose numbers are on the host, or raise StepError: a backend that plans there needs one."""
+    if isinstance(layout, DeviceLayout):
+        raise StepError(
+            "this attention plans on the host, and a graph cannot wait for that",
+            hint="capture decode `piecewise`, or give the step a backend that is capturable",
+        )
+    return layout
 
 
 def _attend_span(

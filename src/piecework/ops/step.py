@@ -20,7 +20,7 @@ from torch import Tensor
 
 from piecework.errors import StepError
 from piecework.ops.cache import PagedCache
-from piecework.ops.layout import Layout, lay_out
+from piecework.ops.layout import DeviceLayout, Layout, lay_out
 from piecework.ops.reference import AttentionBackend, ReferenceAttention
 
 Hook = Callable[[str, str], None]
@@ -38,6 +38,16 @@ class RowSpan:
 
 
 @dataclass(frozen=True)
+class StepLists:
+    """A step's numbers on the host."""
+
+    slots: Sequence[int]
+    query_starts: Sequence[int]
+    sequence_lengths: Sequence[int]
+    page_table: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
 class Step:
     """One pass over flat tokens: which rows belong to which sequence, and where their keys and values live.
 
@@ -49,7 +59,8 @@ class Step:
         state_slots       [B]     i32  where each sequence's recurrent state lies; None: sequence b has slot b
 
     `num_tokens` is the true count of rows: rows from there on are padding. `sites` holds what each site's body works
-    on: a `PagedCache` (or its bare tensor) for our own operators, any object for a user's.
+    on: a `PagedCache` (or its bare tensor) for our own operators, any object for a user's. A step that `is_static` is
+    one decode step after another, copied to the same addresses: what a full graph reads.
     """
 
     slots: Tensor
@@ -62,6 +73,7 @@ class Step:
     after: tuple[Hook, ...] = ()
     backend: AttentionBackend = field(default_factory=ReferenceAttention)
     state_slots: Tensor | None = None
+    is_static: bool = False
 
     @classmethod
     def from_lists(
@@ -76,52 +88,69 @@ class Step:
         device: str | torch.device = "cpu",
         before: tuple[Hook, ...] = (),
         after: tuple[Hook, ...] = (),
+        backend: AttentionBackend | None = None,
         state_slots: Sequence[int] | None = None,
     ) -> Step:
         """Make a step from host integers, padding the slots to `num_padded` rows."""
-        padding = [-1] * max(0, num_padded - len(slots))
-        width = max((len(pages) for pages in page_table), default=0)
-        table = [[*pages, *[0] * (width - len(pages))] for pages in page_table]
-
-        def as_tensor(values: Sequence[Any]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=device)
-
-        return cls(
-            slots=as_tensor([*slots, *padding]),
-            query_starts=as_tensor(query_starts),
-            sequence_lengths=as_tensor(sequence_lengths),
-            page_table=as_tensor(table).reshape(len(page_table), width),
+        lists = StepLists(
+            [*slots, *[-1] * max(0, num_padded - len(slots))], query_starts, sequence_lengths, page_table
+        )
+        states = () if state_slots is None else state_slots
+        tensors = _as_tensors(lists, states, torch.device(device))
+        step = cls(
+            slots=tensors[0],
+            query_starts=tensors[1],
+            sequence_lengths=tensors[2],
+            page_table=tensors[3],
             num_tokens=len(slots),
             sites=sites,
             before=before,
             after=after,
-            state_slots=None if state_slots is None else as_tensor(state_slots),
+            backend=backend or ReferenceAttention(),
+            state_slots=None if state_slots is None else tensors[4],
+        )
+        vars(step)["lists"] = lists  # known here: reading them back would wait for the device
+        return step
+
+    @cached_property
+    def lists(self) -> StepLists:
+        """The step's numbers on the host."""
+        return StepLists(
+            self.slots.tolist(), self.query_starts.tolist(), self.sequence_lengths.tolist(), self.page_table.tolist()
         )
 
     @cached_property
-    def _layouts(self) -> dict[int, Layout]:
+    def _layouts(self) -> dict[int, Layout | DeviceLayout]:
         return {}
 
-    def layout(self, page_size: int) -> Layout:
-        """Plan reads and writes on the host for pages of one size: once a step, whatever the number of layers."""
+    def layout(self, page_size: int) -> Layout | DeviceLayout:
+        """Plan reads and writes for pages of one size: once a step, whatever the number of layers.
+
+        On the host, but for a static step: what is planned there would be the plan of one step alone.
+        """
         found = self._layouts.get(page_size)
         if found is None:
-            found = lay_out(
-                slots=self.slots.tolist(),
-                query_starts=self.query_starts.tolist(),
-                sequence_lengths=self.sequence_lengths.tolist(),
-                page_table=self.page_table.tolist(),
-                num_tokens=self.num_tokens,
-                page_size=page_size,
-                device=self.slots.device,
-            )
+            found = self._lay_out(page_size)
             self._layouts[page_size] = found
         return found
+
+    def _lay_out(self, page_size: int) -> Layout | DeviceLayout:
+        if self.is_static:
+            return DeviceLayout(page_size, self.slots, self.sequence_lengths, self.page_table)
+        return lay_out(
+            slots=self.lists.slots,
+            query_starts=self.lists.query_starts,
+            sequence_lengths=self.lists.sequence_lengths,
+            page_table=self.lists.page_table,
+            num_tokens=self.num_tokens,
+            page_size=page_size,
+            device=self.slots.device,
+        )
 
     @cached_property
     def row_spans(self) -> tuple[RowSpan, ...]:
         """The rows of each sequence on the host, for bodies that keep no pages: once a step."""
-        starts, lengths = self.query_starts.tolist(), self.sequence_lengths.tolist()
+        starts, lengths = self.lists.query_starts, self.lists.sequence_lengths
         slots = range(len(lengths)) if self.state_slots is None else self.state_slots.tolist()
         return tuple(
             RowSpan(starts[b], starts[b + 1], lengths[b] - (starts[b + 1] - starts[b]), slots[b])
@@ -152,6 +181,20 @@ class Step:
             hint="put a `PagedCache`, or a tensor of shape [2, P, S, K, D], under the site's name",
             facts={"op": op, "site": site, "state": type(state).__name__},
         )
+
+
+def _as_tensors(lists: StepLists, states: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
+    """Put a step's numbers on the device: in one copy, since each waits for its turn there.
+
+    Tensors:
+        ->  [T], [B+1], [B], [B, M], [B]  i32
+    """
+    width = max((len(pages) for pages in lists.page_table), default=0)
+    table = [page for pages in lists.page_table for page in (*pages, *[0] * (width - len(pages)))]
+    parts = (lists.slots, lists.query_starts, lists.sequence_lengths, table, states)
+    whole = torch.tensor([number for part in parts for number in part], dtype=torch.int32).to(device)
+    slots, starts, lengths, pages, state = whole.split([len(part) for part in parts])
+    return slots, starts, lengths, pages.view(len(lists.page_table), width), state
 
 
 _CURRENT: ContextVar[Step | None] = ContextVar("piecework_step", default=None)

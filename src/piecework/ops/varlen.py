@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn_out
 
 from piecework.ops.cache import PagedCache
-from piecework.ops.layout import Layout
-from piecework.ops.reference import AttentionBackend, AttentionRule, ReferenceAttention
+from piecework.ops.layout import DeviceLayout, Layout
+from piecework.ops.reference import AttentionBackend, AttentionRule, ReferenceAttention, on_host
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,19 @@ class VarlenAttention:
     """Attend all sequences of a step in one call."""
 
     otherwise: AttentionBackend = field(default_factory=ReferenceAttention)
+    capturable = False
 
-    def attend(self, query: Tensor, out: Tensor, cache: PagedCache, layout: Layout, rule: AttentionRule) -> None:
+    def write(self, key: Tensor, value: Tensor, cache: PagedCache, layout: Layout | DeviceLayout) -> None:
+        """Write each row to its slot.
+
+        Tensors:
+            key, value  [T, K, D]  model
+        """
+        self.otherwise.write(key, value, cache, layout)
+
+    def attend(
+        self, query: Tensor, out: Tensor, cache: PagedCache, layout: Layout | DeviceLayout, rule: AttentionRule
+    ) -> None:
         """Fill `out`; rows of padding become zeros.
 
         Tensors:
@@ -49,6 +60,7 @@ class VarlenAttention:
         if not rule.is_plain:
             self.otherwise.attend(query, out, cache, layout, rule)
             return
+        layout = on_host(layout)
         plan = layout.plan("varlen", plan_varlen)
         count = layout.num_tokens
         # A window of n sees the n - 1 tokens before a row; -1 is no bound on the left, 0 none to the right.

@@ -152,7 +152,7 @@ class StaticStep:
 
     def __init__(self, step: Step) -> None:
         own = {name: getattr(step, name).clone() for name in _STEP_TENSORS}
-        self.step = replace(step, **own)
+        self.step = replace(step, **own, is_static=True)
         self._tensors = [own[name] for name in _STEP_TENSORS]
         self._sites = step.sites
 
@@ -172,9 +172,9 @@ class StaticStep:
         if all(a.shape == b.shape for a, b in zip(self._tensors, given, strict=True)):
             copy(self._tensors, given)
             return
-        self._load_part(given)
+        self._load_part(given, copy)
 
-    def _load_part(self, given: Sequence[Tensor]) -> None:
+    def _load_part(self, given: Sequence[Tensor], copy: Copy) -> None:
         if any(n > m for a, b in zip(given, self._tensors, strict=True) for n, m in zip(a.shape, b.shape, strict=True)):
             shapes = [list(t.shape) for t in given], [list(t.shape) for t in self._tensors]
             raise CaptureError(
@@ -183,12 +183,13 @@ class StaticStep:
             )
         slots, starts, lengths, table = self._tensors
         rows, edges, sequences = given[0].shape[0], given[1].shape[0], given[2].shape[0]
-        slots[rows:].fill_(-1)
-        slots[:rows].copy_(given[0])
-        starts[:edges].copy_(given[1])
-        starts[edges:].copy_(given[1][-1:].expand(starts.shape[0] - edges))
-        lengths[sequences:].zero_()
-        lengths[:sequences].copy_(given[2])
+        if rows < slots.shape[0]:
+            slots[rows:].fill_(-1)
+        if edges < starts.shape[0]:
+            starts[edges:].copy_(given[1][-1:].expand(starts.shape[0] - edges))
+        if sequences < lengths.shape[0]:
+            lengths[sequences:].zero_()
+        copy([slots[:rows], starts[:edges], lengths[:sequences]], list(given[:3]))
         table[: given[3].shape[0], : given[3].shape[1]].copy_(given[3])
 
 

@@ -43,6 +43,7 @@ _COMPILER_NAMES = (
     ("torch._functorch._aot_autograd.schemas", "ViewAndMutationMeta", "the calling convention"),
     ("torch._guards", "TracingContext", "compiling"),
     ("torch._subclasses", "FakeTensorMode", "rebuilding pieces"),
+    ("torch._dispatch.python", "enable_python_dispatcher", "rebuilding pieces"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.create_symbol", "rebuilding pieces"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.constrain_symbol_range", "rebuilding pieces"),
     ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.create_unbacked_symint", "rebuilding pieces"),

@@ -80,6 +80,7 @@ def rebuild_piece(text: str, box: Box) -> RebuiltPiece:
 
     A symbol whose range is one size is that constant everywhere. Every node gets `meta["example_value"]`.
     """
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -90,7 +91,8 @@ def rebuild_piece(text: str, box: Box) -> RebuiltPiece:
     inputs = tuple(_make_input(name, spec, sizes, mode) for name, spec in piece.parameters)
     module = fx.GraphModule({}, piece.graph)
     try:
-        with mode, torch.no_grad(), shape_env.ignore_fresh_unbacked_symbols():
+        # An operator that C++ composes may ask for sizes as numbers (`matmul`, torch 2.11); its Python form does not.
+        with mode, torch.no_grad(), enable_python_dispatcher(), shape_env.ignore_fresh_unbacked_symbols():
             # On inputs of its own: a piece that changes an input's shape would hand the compiler the changed one.
             _Annotator(module).run(*(_make_input(name, spec, sizes, mode) for name, spec in piece.parameters))
     except Exception as error:
