@@ -8,7 +8,7 @@ alone counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -74,20 +74,24 @@ def profile_step(served: Served, options: EngineOptions, meter: Meter) -> int:
     Small steps come first, in which kernels of our own are compiled where no cache has them. Raises CompileForbidden
     where the largest step still compiles anything: it would again while requests wait.
     """
+    longest = min(limit for limit in (options.max_length, served.max_positions, REHEARSED_LENGTH) if limit)
     for num_rows in (1, REHEARSED_ROWS):
-        for length in (num_rows, REHEARSED_LENGTH):
-            _run_step(served, options, [(length, num_rows)])
+        for length in (num_rows, longest):
+            _prepare(served, options, [(length, min(length, num_rows))])()
     count = options.max_num_sequences
     each, more = divmod(options.max_num_batched_tokens, count)
     lengths = [each + (index < more) for index in range(count)]
+    run = _prepare(served, options, [(length, length) for length in lengths])
     with forbid_compilation(), meter.measure_peak() as peak:
-        _run_step(served, options, [(length, length) for length in lengths])
+        run()
         return peak()
 
 
-def _run_step(served: Served, options: EngineOptions, sequences: Iterable[tuple[int, int]]) -> None:
-    """Run a step of sequences that end at a length with some rows, on pages of their own, and choose their tokens."""
-    lengths = list(sequences)
+def _prepare(served: Served, options: EngineOptions, lengths: list[tuple[int, int]]) -> Callable[[], object]:
+    """Return what runs a step of sequences, each of a length that ends in some rows, and chooses their tokens.
+
+    Their pages are their own, and there before the run.
+    """
     needed = [-(-length // options.page_size) for length, _ in lengths]
     caches = allocate_caches(
         served.sites,
@@ -100,7 +104,8 @@ def _run_step(served: Served, options: EngineOptions, sequences: Iterable[tuple[
         first += pages
         scheduled.append(Scheduled(sequence, length - num_rows, num_rows))
     batch = make_batch(scheduled, caches, options.page_size, served.device, served.backend)
-    choose(call_step(served.step, batch), [one.sequence for one in scheduled], served.end_of_sequence)
+    sequences = [one.sequence for one in scheduled]
+    return lambda: choose(call_step(served.step, batch), sequences, served.end_of_sequence)
 
 
 def plan_pages(served: Served, options: EngineOptions, *, total_bytes: int = 0, profiled_bytes: int = 0) -> int:
