@@ -81,6 +81,28 @@ def test_it_agrees_with_the_reference(name: str, rule: dict[str, Any], is_decode
     assert error < 4 * 2.0**-7
 
 
+def fill(held: DeviceLayout, rng: random.Random, count: int) -> Layout:
+    """Put some sequences of one row each where a graph reads them; return the same as a layout of the host."""
+    free, rows = list(range(1200)), held.slots.shape[0]
+    rng.shuffle(free)
+    lengths = [rng.randint(1, 600) for _ in range(count)]
+    table = [[free.pop() for _ in range(-(-length // held.page_size))] for length in lengths]
+    slots = [
+        pages[(length - 1) // held.page_size] * held.page_size + (length - 1) % held.page_size
+        for pages, length in zip(table, lengths, strict=True)
+    ]
+    held.slots.fill_(-1)
+    held.slots[:count] = torch.tensor(slots, dtype=torch.int32)
+    held.sequence_lengths.zero_()
+    held.sequence_lengths[:count] = torch.tensor(lengths, dtype=torch.int32)
+    for row, pages in enumerate(table):
+        held.page_table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    return lay_out(
+        slots=[*slots, *[-1] * (rows - count)], query_starts=list(range(count + 1)), sequence_lengths=lengths,
+        page_table=table, num_tokens=count, page_size=held.page_size, device=torch.device("cuda"),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("rule", [{}, {"sliding_window": 40}, {"sinks": True}], ids=["plain", "window", "sinks"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_graph_reads_another_steps_numbers(rule: dict[str, Any], seed: int) -> None:
@@ -122,29 +144,14 @@ def test_a_graph_reads_another_steps_numbers(rule: dict[str, Any], seed: int) ->
     graph.replay()
     assert torch.equal(cache.pages, expected_cache.pages), "padding was written"
     for _ in range(2):
-        count, free = rng.randint(1, rows), list(range(1200))
-        rng.shuffle(free)
-        lengths = [rng.randint(1, 600) for _ in range(count)]
-        table = [[free.pop() for _ in range(-(-length // page_size))] for length in lengths]
-        slots = [
-            pages[(length - 1) // page_size] * page_size + (length - 1) % page_size
-            for pages, length in zip(table, lengths, strict=True)
-        ]
-        held.slots.fill_(-1)
-        held.slots[:count] = torch.tensor(slots, dtype=torch.int32)
-        held.sequence_lengths.zero_()
-        held.sequence_lengths[:count] = torch.tensor(lengths, dtype=torch.int32)
-        for row, pages in enumerate(table):
-            held.page_table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        layout = fill(held, rng, rng.randint(1, rows))
         graph.replay()
-        layout = lay_out(
-            slots=[*slots, *[-1] * (rows - count)], query_starts=list(range(count + 1)), sequence_lengths=lengths,
-            page_table=table, num_tokens=count, page_size=page_size, device=torch.device("cuda"),
-        )  # fmt: skip
+        graph.replay()
         expected = torch.empty_like(query)
         ReferenceAttention().write(key, value, expected_cache, layout)
         ReferenceAttention().attend(query, expected, expected_cache, layout, asked)
         assert torch.equal(cache.pages, expected_cache.pages)
+        count = layout.num_tokens
         assert torch.equal(found[count:], torch.zeros_like(found[count:]))
         error = (found.float() - expected.float()).norm() / expected.float().norm()
         assert error < 4 * 2.0**-7

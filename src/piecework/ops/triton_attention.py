@@ -82,12 +82,9 @@ def _attend(  # type: ignore[no-untyped-def]
     place = row[:, None] * row_stride + head[:, None] * WIDTH + width[None, :]
     queries = tl.load(query + place, mask=is_row[:, None], other=0.0)
     highest = tl.full([TILE_], float("-inf"), tl.float32)
-    total = tl.zeros([TILE_], tl.float32)
-    summed = tl.zeros([TILE_, WIDTH], tl.float32)
-    length = first_position + rows
-    keys_per_split = tl.cdiv(tl.cdiv(length, splits), KEYS_) * KEYS_
-    end = tl.minimum(length, (split + 1) * keys_per_split)
-    begin = split * keys_per_split
+    total, summed = tl.zeros([TILE_], tl.float32), tl.zeros([TILE_, WIDTH], tl.float32)
+    keys_per_split = tl.cdiv(tl.cdiv(first_position + rows, splits), KEYS_) * KEYS_
+    end, begin = tl.minimum(first_position + rows, (split + 1) * keys_per_split), split * keys_per_split
     if window > 0:
         begin = tl.maximum(begin, (first_position - window + 1) // KEYS_ * KEYS_)
     for start in range(begin, end, KEYS_):
@@ -96,7 +93,7 @@ def _attend(  # type: ignore[no-untyped-def]
         page = tl.load(page_table + sequence * table_width + key_at // PAGE, mask=is_key, other=0).to(tl.int64)
         base = page * page_stride + (key_at % PAGE) * slot_stride + kv_head * WIDTH
         key = tl.load(keys + base[None, :] + width[:, None], mask=is_key[None, :], other=0.0)
-        scores = tl.dot(queries, key, input_precision="ieee").to(tl.float32) * scaling
+        scores = tl.dot(queries, key, input_precision="ieee") * scaling
         if HAS_CAP:
             bent = scores / softcap  # tanh, written with exp so that no library of device functions is needed
             scores = softcap * (1 - 2 / (tl.exp(2 * bent) + 1))
@@ -109,8 +106,7 @@ def _attend(  # type: ignore[no-untyped-def]
         weights = tl.exp(scores - base_now[:, None])
         scale = tl.exp(tl.where(highest == float("-inf"), float("-inf"), highest - base_now))
         value = tl.load(values + base[:, None] + width[None, :], mask=is_key[:, None], other=0.0)
-        added = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        summed = summed * scale[:, None] + added.to(tl.float32)
+        summed = tl.dot(weights.to(value.dtype), value, summed * scale[:, None], input_precision="ieee")
         total = total * scale + tl.sum(weights, 1)
         highest = now
     if not IS_SPLIT:
@@ -122,8 +118,7 @@ def _attend(  # type: ignore[no-untyped-def]
         whole = tl.where(total == 0.0, 1.0, total)  # of padding
         tl.store(out + place, (summed / whole[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
     else:
-        heads = tl.num_programs(1) * GROUP
-        kept = (split * num_rows + row) * heads + head
+        kept = (split * num_rows + row) * tl.num_programs(1) * GROUP + head
         tl.store(partial + kept[:, None] * WIDTH + width[None, :], summed, mask=is_row[:, None])
         tl.store(statistics + kept * 2, highest, mask=is_row)
         tl.store(statistics + kept * 2 + 1, total, mask=is_row)
