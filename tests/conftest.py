@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,12 @@ def private_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_torch_s_trace() -> None:
+    """Keep torch's structured trace, hundreds of lines a compile, out of what a failing test shows of the log."""
+    logging.getLogger("torch.__trace").propagate = False
 
 
 @pytest.fixture

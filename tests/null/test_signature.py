@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from case_operators import compile_case, rows
 from piecework.errors import InputError
-from piecework.runtime.overlap import is_overlapping
+from piecework.values.overlap import is_overlapping
 
 ops = torch.ops.cases
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -161,9 +161,7 @@ def _scan(
     num_heads, head_dim, size = heads.shape
     values, writes, reads = bent.float().split([num_heads * head_dim, groups * size, groups * size], dim=-1)
     x = values.view(-1, num_heads, head_dim)
-    b, c = (
-        each.reshape(-1, groups, size).repeat_interleave(num_heads // groups, dim=1) for each in (writes, reads)
-    )
+    b, c = (each.reshape(-1, groups, size).repeat_interleave(num_heads // groups, dim=1) for each in (writes, reads))
     results = []
     for first in range(0, x.shape[0], CHUNK):
         part = slice(first, first + CHUNK)
@@ -194,21 +192,8 @@ def _state_of(step: Step, site: str) -> RecurrentState:
     )
 
 
-def _fake(
-    mixed: Tensor,
-    step_size: Tensor,
-    out: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor | None,
-    decay_log: Tensor,
-    skip: Tensor,
-    step_bias: Tensor,
-    groups: int,
-    least_step: float,
-    largest_step: float,
-    site: str,
-) -> None:
-    return None
+def _fake(*arguments: Any) -> None:
+    """Describe nothing: it fills `out`, and no more."""
 
 
 register_opaque(

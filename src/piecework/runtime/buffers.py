@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from piecework.errors import CaptureError
+from piecework.errors import CaptureError, InputError
 from piecework.ops.step import Step
 from piecework.runtime.explain import Leaf
+from piecework.values.overlap import is_overlapping
 from piecework.values.signature import TensorSpec
 
 Copy = Callable[[list[Tensor], list[Tensor]], None]
@@ -18,8 +19,9 @@ Copy = Callable[[list[Tensor], list[Tensor]], None]
 
 @dataclass(frozen=True)
 class InputPlan:
-    """One tensor input: its name in the program, its spec, and the dimensions that vary, with their symbols."""
+    """One tensor input: its path and its name in the program, its spec, and the dimensions that vary, with symbols."""
 
+    path: str
     name: str
     spec: TensorSpec
     dims: tuple[tuple[int, str], ...]
@@ -48,7 +50,7 @@ def plan_inputs(leaves: Sequence[Leaf], symbols: Sequence[str]) -> tuple[InputPl
                 f"input `{leaf.path}` is not contiguous, and its size varies",
                 hint="call .contiguous() on it, in the example too",
             )
-        found.append(InputPlan(leaf.name, leaf.spec, dims, leaf.is_written))
+        found.append(InputPlan(leaf.path, leaf.name, leaf.spec, dims, leaf.is_written))
     return tuple(found)
 
 
@@ -69,6 +71,15 @@ class StaticInputs:
         self._of_size: dict[tuple[str, int], Tensor] = {}
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
         self._largest = largest
+        self._written: dict[int, tuple[str, Tensor]] = {}
+
+    def keep_apart(self, written: Mapping[int, tuple[str, Tensor]]) -> None:
+        """Take no input that shares memory with what the graphs write, by address: its copy would not see the write.
+
+        Tensors:
+            written  [...]  any  beside what holds each, for the message
+        """
+        self._written |= written
 
     @property
     def size_bytes(self) -> int:
@@ -104,6 +115,7 @@ class StaticInputs:
         self._whole.clear()
         self._of_size.clear()
         self._targets.clear()
+        self._written.clear()
 
     def load(self, size: int, count: int, given: Sequence[Tensor]) -> None:
         """Copy a step's inputs to the first rows of the buffers of a size.
@@ -112,12 +124,23 @@ class StaticInputs:
             given  [N, ...]  any  in the plans' order, N of the T rows
         """
         sources = [given[index] for index in self._copied]
+        if self._written and not self._written.keys().isdisjoint([t.untyped_storage().data_ptr() for t in sources]):
+            self._refuse_shared(sources)
         targets = self._targets.get((size, count))
         if targets is None:
             targets = self._slice(size, count, sources)
         elif any(map(_differ, targets, sources)):
             targets = self._slice(size, count, sources)
         self._copy(targets, sources)
+
+    def _refuse_shared(self, sources: Sequence[Tensor]) -> None:
+        for index, source in zip(self._copied, sources, strict=True):
+            name, written = self._written.get(source.untyped_storage().data_ptr(), ("", source))
+            if name and is_overlapping(source, written):
+                raise InputError(
+                    f"argument `{self.plans[index].path}` shares memory with {name}, and the model writes to it",
+                    hint="pass a copy",
+                )
 
     def _slice(self, size: int, count: int, sources: Sequence[Tensor]) -> list[Tensor]:
         targets = []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from piecework.errors import InputError, ShapeOutOfRange
-from piecework.runtime.overlap import is_overlapping
+from piecework.values.overlap import is_overlapping
 from piecework.values.shapes import Range
 from piecework.values.signature import Spec, TensorSpec
 
@@ -25,6 +25,17 @@ class Leaf:
     value: Any
     same_as: str
     is_written: bool
+    is_read: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A tensor that a program reads where it lies: a weight, a buffer, a constant, by the model's name for it."""
+
+    kind: str
+    name: str
+    tensor: torch.Tensor
+    is_written: bool
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,8 @@ class Checked:
 
     `parameters` are forward's names with their defaults, `arguments` those that the trace was given,
     `symbols` map a name to its places (path, dim) and ranges, `passed` are the names handed to `run`, `bounds` the
-    sizes that all sides serve together, `containers` the keys or the length of each nested argument.
+    sizes that all sides serve together, `containers` the keys or the length of each nested argument, `rivals` the
+    tensors of the program's own whose memory an argument may not share.
     """
 
     parameters: tuple[tuple[str, Any], ...]
@@ -43,6 +55,12 @@ class Checked:
     on_cuda: bool
     bounds: Mapping[str, Range] = field(default_factory=dict)
     containers: tuple[tuple[str, Any], ...] = ()
+    rivals: tuple[Held, ...] = ()
+
+
+def rivals_of(leaves: Sequence[Leaf], held: Sequence[Held]) -> tuple[Held, ...]:
+    """Return the tensors that no argument may overlap: those that are written, or all where an argument is written."""
+    return tuple(held) if any(leaf.is_written for leaf in leaves) else tuple(one for one in held if one.is_written)
 
 
 def out_of_range_error(checked: Checked) -> Callable[[str, int], None]:
@@ -96,7 +114,7 @@ def make_explainer(leaves: Sequence[Leaf], checked: Checked) -> Callable[[Mappin
             _check_tensor(leaf, leaf.spec, value, seen, checked)
             tensors[leaf.path] = value
         _check_containers(checked, arguments)
-        _check_sharing(leaves, tensors)
+        _check_sharing(leaves, tensors, checked.rivals)
 
     return explain
 
@@ -196,17 +214,25 @@ def _check_stride(
         raise refuse("strides", list(wanted), list(value.stride()), "lay it out as at the trace")
 
 
-def _check_sharing(leaves: Sequence[Leaf], tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_sharing(leaves: Sequence[Leaf], tensors: Mapping[str, torch.Tensor], rivals: Sequence[Held]) -> None:
     for leaf in leaves:
         if leaf.same_as and tensors[leaf.path] is not tensors[leaf.same_as]:
             raise InputError(
                 f"arguments `{leaf.same_as}` and `{leaf.path}` were one tensor at the trace and are two now",
                 hint="pass the same tensor, or compile with two",
             )
-    own = [leaf for leaf in leaves if leaf.path in tensors and not leaf.same_as]
+    own = [leaf for leaf in leaves if leaf.path in tensors and not leaf.same_as and leaf.is_read]
     for one, two in itertools.combinations(own, 2):
         if (one.is_written or two.is_written) and is_overlapping(tensors[one.path], tensors[two.path]):
             raise InputError(
                 f"arguments `{one.path}` and `{two.path}` share memory, and the model writes to an input",
                 hint="pass a copy",
+            )
+    for leaf, held in itertools.product(own, rivals):
+        if (leaf.is_written or held.is_written) and is_overlapping(tensors[leaf.path], held.tensor):
+            raise InputError(
+                f"argument `{leaf.path}` shares memory with the {held.kind} `{held.name}`, and the model writes to the "
+                + (held.kind if held.is_written else "argument"),
+                hint="pass a copy",
+                facts={"argument": leaf.path, held.kind: held.name},
             )

@@ -51,6 +51,7 @@ def compile_check(
         "autocast": torch.is_autocast_enabled,
         "no_grad": torch.no_grad,
     }
+    space["owned"] = frozenset(held.tensor.untyped_storage().data_ptr() for held in checked.rivals)
     space |= {
         f"dtype_{name}": getattr(torch, name)
         for name in {leaf.spec.dtype for leaf in tensors if isinstance(leaf.spec, TensorSpec)}
@@ -116,14 +117,23 @@ def _condition(tensors: Sequence[Leaf], leaves: Sequence[Leaf], checked: Checked
             )
         if leaf.same_as:
             parts.append(f"{leaf.name} is not {next(other.name for other in leaves if other.path == leaf.same_as)}")
-    distinct = [leaf for leaf in tensors if not leaf.same_as]
-    if len(distinct) > 1 and any(leaf.is_written for leaf in tensors):
-        pointers = ", ".join(f"{leaf.name}.untyped_storage().data_ptr()" for leaf in distinct)
-        parts.append(f"len({{{pointers}}}) != {len(distinct)}")
+    parts += _apart(tensors, checked)
     parts += [f"autocast({device!r})" for device in _devices(tensors)]
     parts += [_differs(leaf) for leaf in leaves if leaf.spec is None]
     parts += [f"len({path}) != {keys if isinstance(keys, int) else len(keys)}" for path, keys in checked.containers]
     return " or ".join(parts) or "False"
+
+
+def _apart(tensors: Sequence[Leaf], checked: Checked) -> list[str]:
+    """Write the tests that memory may be shared which is written; only programs that write something pay for them."""
+    distinct = [leaf for leaf in tensors if not leaf.same_as and leaf.is_read]
+    pointers = [f"{leaf.name}.untyped_storage().data_ptr()" for leaf in distinct]
+    parts = []
+    if len(distinct) > 1 and any(leaf.is_written for leaf in distinct):
+        parts.append(f"len({{{', '.join(pointers)}}}) != {len(distinct)}")
+    if distinct and checked.rivals:
+        parts.append(f"not owned.isdisjoint(({', '.join(pointers)},))")
+    return parts
 
 
 def _devices(tensors: Sequence[Leaf]) -> list[str]:

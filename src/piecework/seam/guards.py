@@ -15,7 +15,8 @@ def assumed_guards(piece: RebuiltPiece, box: Box) -> tuple[str, ...]:
     that were replaced. What the box proves already is left out.
     """
     import sympy
-    from torch.utils._sympy.printers import PythonPrinter
+
+    from piecework.seam.symbols import python_text
 
     environment = piece.shape_env
     names = {symbol: sympy.Symbol(name, integer=True) for symbol, name in _symbols(piece).items()}
@@ -23,7 +24,7 @@ def assumed_guards(piece: RebuiltPiece, box: Box) -> tuple[str, ...]:
     found: set[str] = set()
 
     def write(expression: Any) -> str:
-        return str(PythonPrinter().doprint(expression.xreplace(names)))
+        return python_text(expression.xreplace(names))
 
     for guard in environment.guards:
         if not _is_proven(guard.expr, ranges):

@@ -64,6 +64,29 @@ def mutated_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(found)
 
 
+def written_placeholders(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """Return the inputs of a graph whose memory it writes, by themselves or by a view of them."""
+    found: dict[fx.Node, None] = {}
+    seen: set[fx.Node] = set()
+    waiting = [(a, storage_of(a.meta.get("example_value"))) for node in graph.nodes for a in mutated_arguments(node)]
+    while waiting:
+        node, memory = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            found[node] = None
+        # What another input shares with this one, as two views of one arena do, is not written for that.
+        waiting += [(source, memory) for source in node.all_input_nodes if memory and _lies_in(source, memory)]
+    return tuple(found)
+
+
+def _lies_in(node: fx.Node, memory: int) -> bool:
+    value = node.meta.get("example_value")
+    items = value if isinstance(value, list | tuple) else [value]
+    return any(storage_of(item) == memory for item in items)
+
+
 NEVER, FIRST = "never", "first"
 
 

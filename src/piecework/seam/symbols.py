@@ -33,7 +33,6 @@ class SymbolTable:
         self.names = dict(names)
         self.declared = dict(names)
         self._text: dict[sympy.Expr, Size] = {}
-        self._printer = PythonPrinter()
 
     def size(self, value: Any) -> Size:
         """Return a size as a whole number or as text over the declared names."""
@@ -66,7 +65,7 @@ class SymbolTable:
                     f"u{sum(1 for name in self.names.values() if name[0] == 'u' and name[1:].isdigit())}"
                 )
         renamed = expression.xreplace({s: sympy.Symbol(self.names[s], integer=True) for s in expression.free_symbols})
-        return str(self._printer.doprint(renamed))
+        return python_text(renamed)
 
     def spec(self, value: Any) -> Spec | tuple[Spec, ...]:
         """Return the spec of a traced value: a tensor, a number, or a tuple of them."""
@@ -93,6 +92,11 @@ class SymbolTable:
                 return False
             step = step * size
         return True
+
+
+def python_text(expression: Any) -> str:
+    """Write a sympy expression as Python that names public functions alone, as text that is kept must."""
+    return str(PythonPrinter().doprint(expression)).replace("torch._sym_sqrt(", "math.sqrt(")
 
 
 def _dtype(dtype: torch.dtype) -> str:

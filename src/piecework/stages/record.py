@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load, save
 
-from piecework.seam.kinds import mutated_arguments
+from piecework.seam.kinds import written_placeholders
 from piecework.seam.names import module_of_operator
 from piecework.seam.operators import declaration_digest
 from piecework.store.protocol import Store
@@ -71,14 +71,15 @@ def make_record(
         PieceRecord(store.write_blob(text.encode()), {box: key for (n, box), key in artifacts.items() if n == number})
         for number, text in enumerate(plan.pieces)
     )
+    written = _written(traced)
     return Record(
         factors=factors,
         parameters=parameters_of(source.model.forward, traced.arguments),
         arguments=traced.arguments,
-        inputs=_inputs(traced),
+        inputs=_inputs(traced, written),
         symbols=tuple({"name": s.name, "kind": s.kind, "places": [list(p) for p in s.places]} for s in traced.symbols),
         ranges={name: tuple(map(str, cuts)) for name, cuts in ranges.items()},
-        values={name: _binding(binding) for name, binding in plan.values.items()},
+        values={name: _binding(binding, written) for name, binding in plan.values.items()},
         regions=tuple(_region(region) for region in plan.regions),
         result=plan.result,
         pieces=pieces,
@@ -117,26 +118,26 @@ def _portable(line: str, sources: Sequence[SourceFile]) -> str:
     return f"{inside if installed else path.rpartition('/')[2]}:{rest}"
 
 
-def _inputs(traced: TracedGraph) -> tuple[dict[str, Any], ...]:
-    written = {
-        traced.bindings[argument.name].name
-        for node in traced.graph.nodes
-        for argument in mutated_arguments(node)
-        if argument.op == "placeholder"
-    }
+def _written(traced: TracedGraph) -> frozenset[tuple[str, str]]:
+    """Return the kinds and names of the inputs and held tensors that the graph writes to."""
+    bindings = (traced.bindings[node.name] for node in written_placeholders(traced.graph))
+    return frozenset((binding.kind, binding.name) for binding in bindings)
+
+
+def _inputs(traced: TracedGraph, written: frozenset[tuple[str, str]]) -> tuple[dict[str, Any], ...]:
     return tuple(
         {
             "path": leaf.path,
             "spec": None if leaf.spec is None else str(leaf.spec),
             "value": leaf.value,
             "same_as": leaf.same_as,
-            "written": leaf.path in written,
+            "written": ("input", leaf.path) in written,
         }
         for leaf in traced.inputs
     )
 
 
-def _binding(binding: Any) -> dict[str, Any]:
+def _binding(binding: Any, written: frozenset[tuple[str, str]]) -> dict[str, Any]:
     return {
         "kind": binding.kind,
         "name": binding.name,
@@ -144,6 +145,7 @@ def _binding(binding: Any) -> dict[str, Any]:
         "aliases": list(binding.aliases),
         "persistent": binding.is_persistent,
         **({"parts": [list(part) for part in binding.parts]} if binding.parts else {}),
+        **({"written": True} if binding.is_static and (binding.kind, binding.name) in written else {}),
     }
 
 

@@ -23,6 +23,7 @@ from piecework.seam.names import refuse_nameless
 from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
 from piecework.seam.shape_guards import read_shape_guards, sizes_by_source, source_of_size
+from piecework.seam.shared_writes import refuse_shared_writes
 from piecework.seam.symbols import SymbolTable, use_symbols
 from piecework.seam.writes import refuse_tensor_writes
 from piecework.values.arguments import (
@@ -161,6 +162,7 @@ def _assemble(
     graph = captured.graph.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     unowned = unowned_inputs(captured, named)
+    refuse_shared_writes(graph, captured.inputs, named, unowned)
     refuse_tensor_writes(graph, {placeholders[index]: source for index, source in unowned.items()})
     by_path = {binding.name: node for node, binding in zip(placeholders, named, strict=True) if binding}
     names, equal = _name_symbols(by_path, varying, sizes_by_source(list(graph.nodes)))

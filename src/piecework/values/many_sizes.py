@@ -77,6 +77,5 @@ _VECTORS: Mapping[str, Callable[..., Any]] = {
     "math.trunc": _whole(torch.trunc), "int": _whole(torch.trunc), "round": _whole(torch.round),
     "float": lambda a: _tensor(a).double(), "torch.sym_float": lambda a: _tensor(a).double(),
     "math.log2": lambda a: _tensor(a).double().log2(), "math.sqrt": lambda a: _tensor(a).double().sqrt(),
-    "torch._sym_sqrt": lambda a: _tensor(a).double().sqrt(),
     "/": lambda a, b: _tensor(a).double() / _tensor(b).double(),
 }  # fmt: skip

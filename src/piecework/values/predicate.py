@@ -88,10 +88,10 @@ NUMBERS: Mapping[str, Callable[..., Any]] = {
     "and": lambda a, b: bool(a and b), "or": lambda a, b: bool(a or b), "not": lambda a: not a, "min": min,
     "max": max, "abs": abs, "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": math.trunc,
     "int": int, "float": float, "torch.sym_float": float, "round": round, "math.log2": math.log2,
-    "torch._sym_sqrt": math.sqrt, "math.sqrt": math.sqrt, "/": operator.truediv,
+    "math.sqrt": math.sqrt, "/": operator.truediv,
 }  # fmt: skip
 _TO_WHOLE = {"math.floor", "math.ceil", "math.trunc", "int", "round"}
-_ROUNDING = {"math.log2", "torch._sym_sqrt", "math.sqrt"}
+_ROUNDING = {"math.log2", "math.sqrt"}
 
 
 def is_exact(text: str) -> bool:

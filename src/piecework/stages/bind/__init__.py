@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from piecework.runtime.explain import Checked, Leaf
+from piecework.errors import BindError
+from piecework.runtime.explain import Checked, Held, Leaf, rivals_of
 from piecework.runtime.lazy_sizes import Loaded, OnDemand, add_sizes
 from piecework.runtime.program import Program
 from piecework.runtime.regions import Bound
@@ -26,6 +27,7 @@ from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
 from piecework.stages.bind.outline import outline, region_lines, result_of
 from piecework.values.declaration import registry
 from piecework.values.graph import inside
+from piecework.values.overlap import shared_with_written
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, combinations, format_box, parse_range
 from piecework.values.signature import parse_spec
@@ -65,7 +67,10 @@ def bind(
 
     choices = tuple(combinations(_ranges(record)))
     runs = tuple(make(loaded, _ranges(record)))
-    leaves, checked = _leaves(record), _checked(record)
+    leaves = _leaves(record)
+    held = _held(record, static)
+    _refuse_shared(held)
+    checked = _checked(record, rivals_of(leaves, held))
     served = list(runs)
     sizes = add_sizes(served, record, _ranges(record), make, on_demand)
     call, check_source = compile_check(leaves, checked, served, elsewhere, sizes)
@@ -187,11 +192,33 @@ def _leaves(record: Record) -> list[Leaf]:
     for index, leaf in enumerate(record.inputs):
         spec = None if leaf["spec"] is None else parse_spec(leaf["spec"])
         name = by_path.get(leaf["path"], f"a{index}")
-        found.append(Leaf(leaf["path"], name, spec, leaf["value"], leaf["same_as"], leaf["written"]))
+        is_read = leaf["path"] in by_path
+        found.append(Leaf(leaf["path"], name, spec, leaf["value"], leaf["same_as"], leaf["written"], is_read))
     return found
 
 
-def _checked(record: Record) -> Checked:
+def _held(record: Record, static: Mapping[str, torch.Tensor]) -> list[Held]:
+    """Return the tensors that a record's program holds, with what it writes to."""
+    return [
+        Held(binding["kind"], binding["name"], static[name], bool(binding.get("written")))
+        for name, binding in record.values.items()
+        if name in static
+    ]
+
+
+def _refuse_shared(held: Sequence[Held]) -> None:
+    """Raise where the program writes to a tensor of its own that shares memory with another: pieces know of no such."""
+    written = {one.name: one.tensor for one in held if one.is_written}
+    found = shared_with_written(written, {one.name: one.tensor for one in held}) if written else None
+    if found is not None:
+        raise BindError(
+            f"weights `{found[0]}` and `{found[1]}` share memory, and the model writes to `{found[0]}`",
+            hint="give each a tensor of its own, or keep one of them and take the view of it inside forward",
+            facts={"written": found[0], "shared": found[1]},
+        )
+
+
+def _checked(record: Record, rivals: tuple[Held, ...]) -> Checked:
     symbols = {
         symbol["name"]: (
             tuple(map(tuple, symbol["places"])),
@@ -211,4 +238,5 @@ def _checked(record: Record) -> Checked:
         on_cuda="cuda" in devices,
         bounds={name: parse_range(text) for name, text in record.bounds.items()},
         containers=tuple((path, keys) for path, keys in record.containers),
+        rivals=rivals,
     )

@@ -16,11 +16,12 @@ from piecework.values.graph import PIECE
 
 
 class Census:
-    """Watches a run and keeps what its operators read but did not make: memory that graphs will read as it lies."""
+    """Watches a run and keeps what its operators read or write but did not make: memory that graphs use as it lies."""
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, inputs: Iterable[Tensor], before_write: Callable[[Tensor], None] | None = None) -> None:
+        self._before_write = before_write
         self.read: dict[int, tuple[str, Tensor]] = {}
-        self.written: set[int] = set()
+        self.written: dict[int, tuple[str, Tensor]] = {}
         self.called: set[str] = set()
         self._made = {_address(tensor) for tensor in inputs}
         self._inputs = frozenset(self._made)
@@ -36,7 +37,7 @@ class Census:
         return found
 
     def around(self, name: str, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make an operator's call and note what it read from outside, and which inputs it wrote to."""
+        """Make an operator's call and note what it read from outside, and what it wrote to that it did not make."""
         if self._is_paused:
             return operator(*args, **kwargs)
         self.called.add(name.partition(".")[0])
@@ -51,15 +52,22 @@ class Census:
 
     def _make(self, found: Any) -> None:
         for tensor in tensors_in([found]):
-            # Kept to the end of the run, so that no later tensor lies at the address of an earlier one.
-            self._made.add(_address(tensor))
+            # Kept to the end of the run, so that no later tensor lies at the address of an earlier one. A view of what
+            # lies outside is not made here.
+            if _address(tensor) not in self.read:
+                self._made.add(_address(tensor))
             self._kept.append(tensor)
 
     def _note_writes(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for index, argument in enumerate(operator._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[index] if index < len(args) else kwargs.get(argument.name)
-                self.written |= {_address(t) for t in tensors_in([value]) if _address(t) in self._inputs}
+                for tensor in tensors_in([value]):
+                    address = _address(tensor)
+                    if address in self._inputs or (address not in self._made and tensor.numel()):
+                        if self._before_write is not None:
+                            self._before_write(tensor)
+                        self.written.setdefault(address, (str(operator), tensor))
 
     def close(self) -> None:
         self._kept.clear()
@@ -136,6 +144,16 @@ def refuse_written_inputs(census: Census, inputs: Mapping[str, Tensor]) -> None:
             hint=f"name it at capture, fixed={{'{written[0]}': tensor}}, and pass that tensor in every call",
             facts={"inputs": written},
         )
+
+
+def written_outside(census: Census, owners: Owners) -> dict[int, tuple[str, Tensor]]:
+    """Return what the model writes beside its inputs, by address: what holds it, and a tensor of that memory.
+
+    Tensors:
+        ->  [...]  any  as the model wrote to it
+    """
+    names = {_address(place.tensor): f"`{place.name}`" for place in reversed(owners.places()) if place.tensor.numel()}
+    return {a: (names.get(a, f"what `{name}` writes to"), tensor) for a, (name, tensor) in census.written.items()}
 
 
 def _address(tensor: Tensor) -> int:

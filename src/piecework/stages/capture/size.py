@@ -22,10 +22,11 @@ from piecework.runtime.regions import BoundRun
 from piecework.span_events import sub_phase
 from piecework.spans import spanning
 from piecework.stages.capture.choice import Choice
-from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs
+from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs, written_outside
 from piecework.stages.capture.recorder import Observing, Recorder
 from piecework.stages.capture.results import ResultRule, plan_outputs, rename
 from piecework.stages.capture.sources import MODEL, Source
+from piecework.stages.capture.state import State, declared_state
 from piecework.stages.capture.trials import Steps, Trials, attributes_of, refuse_attribute_writes, step_tensors
 from piecework.stages.capture.walk import call_plainly, walk
 from piecework.values.device import Device
@@ -48,6 +49,7 @@ class Learned:
     """What one run teaches for all sizes."""
 
     rule: ResultRule | None = None
+    state: State | None = None
     forms_seen: set[str] = field(default_factory=set)
     lowered: dict[str, PhaseCapture] = field(default_factory=dict)
     graph_count: int = 0
@@ -124,7 +126,7 @@ class SizeMaker:
         if not self._learned.is_collected:
             self._device.collect()  # once: the first graph alone is worth the wait
             self._learned.is_collected = True
-        with self._device.session(), torch.no_grad():
+        with self._device.session(), torch.no_grad(), self._learn_state(source, phase, size).kept():
             values = self._trials.values(source, size)
             phase = self._learn(source, phase, size, values)
             with self._trials.stepping(phase, size) as static:
@@ -146,16 +148,35 @@ class SizeMaker:
             walk(run, values, observing.region)
         return observing.notes
 
+    def _learn_state(self, source: Source, phase: PhaseCapture, size: int) -> State:
+        """Find what the source writes beside its results. A model that was never traced is run once, and undone."""
+        state = self._learned.state
+        if state is None:
+            state = self._learned.state = declared_state(source, self._fixed)
+            if source.program is None and source.mode != "stock":
+                run, values = source.run_for(dict.fromkeys(source.symbols, size)), self._trials.values(source, size)
+                with self._trials.stepping(phase, size) as static:
+                    census = Census([*self._inputs.at(size).values(), *step_tensors(static)], state.save)
+                    with self._device.watch(census.around):
+                        walk(run, values, census.region)
+                census.close()
+                state.undo()
+        return state
+
     def _learn(self, source: Source, phase: PhaseCapture, size: int, values: Mapping[str, Any]) -> PhaseCapture:
         """Learn once how results follow sizes, and for each form what graphs read from outside.
 
         Which opaque operators a model calls that was never traced shows here, so the phase may have to be lowered.
         """
+        if phase.capture not in self._learned.forms_seen:
+            self._learned.forms_seen.add(phase.capture)
+            phase = self._survey(source, phase, size, values)
         if self._learned.rule is None:
-            self._learned.rule = self._trials.learn_rule(self._choice.base, phase)
-        if phase.capture in self._learned.forms_seen:
-            return phase
-        self._learned.forms_seen.add(phase.capture)
+            self._learned.rule = self._trials.learn_rule(self._choice.base, phase, self._learned.state or State())
+        return phase
+
+    def _survey(self, source: Source, phase: PhaseCapture, size: int, values: Mapping[str, Any]) -> PhaseCapture:
+        """Record what graphs read from outside; return the phase, lowered where an operator asks for it."""
         run = source.run_for(dict.fromkeys(source.symbols, size))
         buffers = self._inputs.at(size)
         with self._trials.stepping(phase, size) as static:
@@ -167,7 +188,8 @@ class SizeMaker:
                 with self._device.watch(census.around):
                     walk(run, values, census.region)
             census.close()
-        refuse_written_inputs(census, buffers)
+        refuse_written_inputs(census, {p.path: buffers[p.name] for p in self._inputs.plans if p.name in buffers})
+        self._inputs.keep_apart(written_outside(census, self._owners))
         unowned = record_externals(
             self._table, self._owners, source.weights, census if phase.capture != "piecewise" else None
         )

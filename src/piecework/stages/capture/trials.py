@@ -10,15 +10,25 @@ import torch
 from torch import Tensor
 
 from piecework.errors import CaptureError
+from piecework.ops.count import COUNT
 from piecework.ops.step import Step, step_context
 from piecework.runtime.buffers import StaticInputs, StaticStep
 from piecework.stages.capture.externals import Owners
-from piecework.stages.capture.results import ResultRule, differing_rows, flatten, last_row, learn_rule
+from piecework.stages.capture.results import (
+    ResultRule,
+    differing_rows,
+    differing_sizes,
+    flatten,
+    last_row,
+    learn_rule,
+)
 from piecework.stages.capture.sources import Source
+from piecework.stages.capture.state import State
 from piecework.stages.capture.walk import call_plainly, walk
 from piecework.values.phases import FULL, PhaseCapture
 
 Steps = Callable[[str, int], Any]
+_STATE = "state"  # how tensors that the model writes are named among its results
 
 
 class Trials:
@@ -63,8 +73,8 @@ class Trials:
         with context:
             yield static
 
-    def learn_rule(self, source: Source, phase: PhaseCapture) -> ResultRule:
-        """Run a small size, the next smaller one, and the small one with another last row."""
+    def learn_rule(self, source: Source, phase: PhaseCapture, state: State) -> ResultRule:
+        """Run a small size, the next smaller one, and the small one with another last row; `state` is put back."""
         size = next((size for size in phase.sizes if size > 1 and _serves_below(source, size)), 0)
         if not size or not source.symbols:
             return ResultRule({}, {})
@@ -75,38 +85,49 @@ class Trials:
             smaller[symbol] = self._result(source, phase, sizes, size - 1 if index == 0 else size)
         rule = learn_rule(base, size, smaller)
         if any(rung.serves.low < rung.size for rung in phase.rungs):
-            self._check_rows(source, phase, size, base, rule)
+            for symbol in source.symbols:
+                self._check_rows(source, phase, size, symbol, rule, state)
         return rule
 
     def _check_rows(
-        self, source: Source, phase: PhaseCapture, size: int, base: Mapping[str, Any], rule: ResultRule
+        self, source: Source, phase: PhaseCapture, size: int, symbol: str, rule: ResultRule, state: State
     ) -> None:
-        """Refuse to pad where a row's result depends on a later row's input."""
-        symbol = source.symbols[0]
+        """Refuse to pad where a real row, or what the model writes, depends on a later row or on how many there are."""
         rows = [
             (self._inputs.at(size)[plan.name], dim)
             for plan in self._inputs.plans if not plan.is_fixed
             for dim, follows in plan.dims if follows == symbol
         ]  # fmt: skip
-        sizes = dict.fromkeys(source.symbols, size)
-        before = self._result(source, phase, sizes, size, is_filled=False)
-        again = self._result(source, phase, sizes, size, is_filled=False)
-        if differing_rows(before, again, rule, symbol):
+        sizes, kept = dict.fromkeys(source.symbols, size), state.copies()
+
+        def run(sizes: Mapping[str, int], count: int = -1) -> dict[str, Any]:
+            state.put_back(kept)
+            token = COUNT.set(count)
+            try:
+                found = self._result(source, phase, sizes, size, largest=size)
+            finally:
+                COUNT.reset(token)
+            return found | {f"{_STATE} {number}": tensor for number, tensor in enumerate(state.copies())}
+
+        before = run(sizes)
+        if differing_rows(before, run(sizes), rule, symbol):
             return  # the model is not the same from run to run, so nothing can be told
         last_row(rows, lambda row: row.normal_() if row.is_floating_point() else row.fill_(1))
-        changed = differing_rows(before, self._result(source, phase, sizes, size, is_filled=False), rule, symbol)
-        if changed:
-            raise CaptureError(
-                f"padding would change real rows: the first ones of `{changed[0]}` follow the last one's input",
-                hint="the model mixes tokens outside its opaque operators; leave it uncaptured",
-                facts={"names": list(changed)},
-            )
+        if names := differing_rows(before, run(sizes), rule, symbol):
+            raise _padding_changes(names[0], "the last one's input")
+        # What a step holds is made for one size, so a model that reads one says itself how many rows are real. A body
+        # may ask for it, but not inside a graph.
+        padded = run(sizes, size - 1 if phase.capture != FULL else -1)
+        if self._steps is None and (names := differing_sizes(padded, run({**sizes, symbol: size - 1}), rule, symbol)):
+            raise _padding_changes(names[0], "how many there are")
+        state.put_back(kept)
 
     def _result(
-        self, source: Source, phase: PhaseCapture, sizes: Mapping[str, int], step_size: int, *, is_filled: bool = True
+        self, source: Source, phase: PhaseCapture, sizes: Mapping[str, int], step_size: int, *, largest: int = 0
     ) -> dict[str, Any]:
-        largest = max(sizes.values())
-        values = self.values(source, largest) if is_filled else self._kept_values(source, largest)
+        """Run once; on the first rows of the inputs that are there for `largest`, where that is given."""
+        values = self._kept_values(source, largest) if largest else self.values(source, max(sizes.values()))
+        largest = largest or max(sizes.values())
         for plan in self._inputs.plans:
             for dim, symbol in plan.dims:
                 if sizes[symbol] != largest:
@@ -124,6 +145,18 @@ class Trials:
         for name, tensor in self._inputs.at(size).items():
             tensor.copy_(kept[name])
         return values
+
+
+def _padding_changes(name: str, why: str) -> CaptureError:
+    if name.startswith(_STATE):
+        what, why = "what the model writes in place", f"it follows {why}"
+    else:
+        what, why = "real rows", f"the first ones of `{name}` follow {why}"
+    return CaptureError(
+        f"padding would change {what}: {why}",
+        hint="the model mixes tokens outside its opaque operators; leave it uncaptured, or capture every size",
+        facts={"names": [name]},
+    )
 
 
 def step_tensors(static: StaticStep | None) -> list[Tensor]:

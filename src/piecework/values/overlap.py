@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 _MOST_ELEMENTS = 1 << 22
@@ -24,6 +26,24 @@ def is_overlapping(one: torch.Tensor, two: torch.Tensor) -> bool:
     for view in _byte_views(taken, one, begins[0] - min(begins)):
         view.fill_(True)
     return any(bool(view.any()) for view in _byte_views(taken, two, begins[1] - min(begins)))
+
+
+def shared_with_written(
+    written: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
+) -> tuple[str, str] | None:
+    """Return the first written tensor that shares an element with another tensor of `others`, and that one's name.
+
+    Tensors:
+        written, others  [...]  any  by name; read for their layout alone
+    """
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in others.items():
+        by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    for one, tensor in written.items():
+        for two in by_storage.get(tensor.untyped_storage().data_ptr(), ()):
+            if one != two and others[two] is not tensor and is_overlapping(tensor, others[two]):
+                return one, two
+    return None
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
