@@ -51,7 +51,7 @@ def compile_check(
         "autocast": torch.is_autocast_enabled,
         "no_grad": torch.no_grad,
     }
-    space["owned"] = frozenset(held.tensor.untyped_storage().data_ptr() for held in checked.rivals)
+    space |= _memory(checked)
     space |= {
         f"dtype_{name}": getattr(torch, name)
         for name in {leaf.spec.dtype for leaf in tensors if isinstance(leaf.spec, TensorSpec)}
@@ -132,8 +132,18 @@ def _apart(tensors: Sequence[Leaf], checked: Checked) -> list[str]:
     if len(distinct) > 1 and any(leaf.is_written for leaf in distinct):
         parts.append(f"len({{{', '.join(pointers)}}}) != {len(distinct)}")
     if distinct and checked.rivals:
-        parts.append(f"not owned.isdisjoint(({', '.join(pointers)},))")
+        # Most arguments lie outside all of the program's own memory, which two comparisons tell.
+        near = " or ".join(f"lowest <= {leaf.name}.data_ptr() < past" for leaf in distinct)
+        parts.append(f"({near}) and not owned.isdisjoint(({', '.join(pointers)},))")
     return parts
+
+
+def _memory(checked: Checked) -> dict[str, Any]:
+    """Return the addresses of the memory that no argument may share, and the stretch that they all lie in."""
+    storages = [held.tensor.untyped_storage() for held in checked.rivals if held.tensor.numel()]
+    ends = [storage.data_ptr() + storage.nbytes() for storage in storages]
+    owned = frozenset(storage.data_ptr() for storage in storages)
+    return {"owned": owned, "lowest": min(owned, default=0), "past": max(ends, default=0)}
 
 
 def _devices(tensors: Sequence[Leaf]) -> list[str]:
