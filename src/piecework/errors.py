@@ -22,7 +22,8 @@
     ├── EngineError            the engine is not there, or can go on no more   exit 1
     ├── InputError             a call's arguments do not fit the signature     exit 1
     │   └── ShapeOutOfRange    a size outside the declared ranges              exit 1
-    └── CaptureError           a capture failed or may not happen now          exit 1
+    ├── CaptureError           a capture failed or may not happen now          exit 1
+    └── ParallelError          the ranks of a start cannot go on together      exit 1
 """
 
 from __future__ import annotations
@@ -142,3 +143,7 @@ class ShapeOutOfRange(InputError):
 
 class CaptureError(PieceworkError):
     """A capture failed, or was asked for where it may not happen."""
+
+
+class ParallelError(PieceworkError):
+    """The ranks that share a model cannot go on together: one is gone, or they came to different things."""

@@ -72,11 +72,10 @@ class CompileOptions:
         None, keyed=True, text="let the compiler time several kernels while it builds, and keep the fastest"
     )
     custom_ops: tuple[str, ...] = _option(
-        (),
-        keyed=True,
-        text="all or none, then +op and -op; none where Inductor compiles and neither is given, else all",
+        (), keyed=True, text="all or none, then +op, -op; none where Inductor compiles and neither is given, else all"
     )
     merge_consecutive: bool = _option(True, keyed=True, text="keep consecutive opaque calls in one region")
+    tensor_parallel_size: int = _option(1, keyed=True, text="how many ranks share a model folder's weights and heads")
     optimization_level: int = _option(
         2, keyed=False, text="-O0 to -O3: which table of defaults fills what is not given"
     )
@@ -96,9 +95,8 @@ class CompileOptions:
         object.__setattr__(self, "mode", _mode(self.mode))
         if self.ranges is not None:
             object.__setattr__(self, "ranges", _ranges(self.ranges))
-        object.__setattr__(self, "single_sizes", _tuple("single_sizes", self.single_sizes, int))
-        object.__setattr__(self, "lazy_sizes", _tuple("lazy_sizes", self.lazy_sizes, int))
-        object.__setattr__(self, "split_ops", _tuple("split_ops", self.split_ops, str))
+        for name, kind in (("single_sizes", int), ("lazy_sizes", int), ("split_ops", str)):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name), kind))
         if self.passes is not None:
             object.__setattr__(self, "passes", _passes(self.passes))
         object.__setattr__(self, "custom_ops", _custom_ops(self.custom_ops))
@@ -121,6 +119,7 @@ class CompileOptions:
             raise OptionError(f"compiler `{self.compiler!r}` is no name and no callable", hint=_near("", COMPILERS))
         for name, least in (
             ("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1), ("drift_every", 0),
+            ("tensor_parallel_size", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

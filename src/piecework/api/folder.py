@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ from piecework.api.live import evaluate_guards, refuse_direct
 from piecework.api.location import locate
 from piecework.api.programs import read_weights
 from piecework.api.stores import default_store, report_to_log
+from piecework.api.together import join_ranks, start_building, start_together
 from piecework.engine import requests
 from piecework.env import read_variables
 from piecework.errors import OptionError
@@ -27,7 +28,11 @@ from piecework.runtime.program import Program
 from piecework.seam.surroundings import variables
 from piecework.stages.find import require_artifacts, with_siblings
 from piecework.store.protocol import KernelStore
+from piecework.values.placement import ALONE, Placement
 from piecework.values.record import Record
+
+if TYPE_CHECKING:  # what one process alone does without
+    from piecework.parallel.ranks import Ranks
 
 Alter = Callable[[Request], Request]
 
@@ -58,6 +63,7 @@ class OpenModel:
     device: str
     max_num_batched_tokens: int
     record: Record | None = None
+    ranks: Ranks | None = None
 
     def step(self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Run one step over flat tokens.
@@ -102,7 +108,8 @@ def build_folder(
         require_artifacts(record, kept)
         return Built(key, record, folder)
 
-    return start_from(request, finish, kept, watch)
+    with start_building(settings.tensor_parallel_size):
+        return start_from(request, finish, kept, watch)
 
 
 def open_model(
@@ -115,36 +122,54 @@ def open_model(
     observer: Observer | None = None,
     offline: bool = False,
     alter: Alter = unaltered,
+    ranks: Ranks | None = None,
 ) -> OpenModel:
-    """Open a model folder for generation: its program from the store, or built into it, bound to its weights."""
+    """Open a model folder for generation: its program from the store, or built into it, bound to its weights.
+
+    Where several ranks share the model, each calls this; `ranks` are those that were joined already.
+    """
     settings = (options or CompileOptions()).resolve()
     watch = observer or report_to_log
     is_compiled = settings.mode not in (NONE, STOCK)
     with phase(watch, "request"):
         folder = open_folder(locate(model, offline=offline))
         request = alter(folder_request(folder, dtype, device, settings)) if is_compiled else None
+    if settings.tensor_parallel_size > 1 and ranks is None:
+        ranks = join_ranks(settings.tensor_parallel_size, device)
+    placement = ranks.placement if ranks is not None else ALONE
     if request is None:
-        return _open_uncompiled(folder, dtype, device, settings, watch)
+        return _open_uncompiled(folder, dtype, device, settings, watch, ranks)
     kept = store if store is not None else default_store(watch, strict=settings.strict)
 
     def finish(key: str, record: Record) -> OpenModel:
         with phase(watch, "weights"):
-            weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept).items()}
+            weights = {name: tensor.to(device) for name, tensor in _read(record, folder, kept, placement).items()}
         lazy = on_demand(request, settings.lazy_sizes, kept, watch)
         program = bind_record(key, record, weights, piecework.ops.BODIES, kept, watch, on_demand=lazy)
         evaluate_guards(program, request)
         watch_drift(program, piecework.ops.BODIES, kept, settings.drift_every, watch)
         watch(Ready(keys=(key,)))
-        return _opened(program, folder, record, device, settings)
+        return _opened(program, folder, record, device, settings, ranks)
 
+    if ranks is not None:
+        return start_together(ranks, request, finish, kept, watch)
     return start_from(request, finish, kept, watch)
 
 
-def _read(record: Record, folder: ModelFolder, store: KernelStore) -> dict[str, torch.Tensor]:
-    return read_weights(record, folder.path, with_siblings(record, store), cast=True)
+def _read(
+    record: Record, folder: ModelFolder, store: KernelStore, placement: Placement
+) -> dict[str, torch.Tensor]:
+    return read_weights(record, folder.path, with_siblings(record, store), cast=True, placement=placement)
 
 
-def _opened(program: Program, folder: ModelFolder, record: Record, device: str, settings: CompileOptions) -> OpenModel:
+def _opened(
+    program: Program,
+    folder: ModelFolder,
+    record: Record,
+    device: str,
+    settings: CompileOptions,
+    ranks: Ranks | None,
+) -> OpenModel:
     notes = record.notes
     return OpenModel(
         program=program,
@@ -155,6 +180,7 @@ def _opened(program: Program, folder: ModelFolder, record: Record, device: str, 
         device=device,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         record=record,
+        ranks=ranks,
     )
 
 
@@ -171,13 +197,16 @@ def _load_model(*args: Any, **kwargs: Any) -> Any:
 
 
 def _open_uncompiled(
-    folder: ModelFolder, dtype: str, device: str, settings: CompileOptions, observer: Observer
+    folder: ModelFolder, dtype: str, device: str, settings: CompileOptions, observer: Observer, ranks: Ranks | None
 ) -> OpenModel:
     """Open a folder's model as it is (mode `none`), or under torch's own compile (mode `stock`)."""
     from piecework.models.hugging_face import load_model
 
     with phase(observer, "weights"):
-        loaded = load_model(folder.path, dtype=dtype, device=device)
+        placement = ranks.placement if ranks is not None else ALONE
+        loaded = load_model(folder.path, dtype=dtype, device=device, placement=placement)
+    if ranks is not None:
+        ranks.enter()
     call: Callable[..., Any] = loaded.model
     if settings.mode == STOCK:
         from piecework.seam.stock import compile_stock
@@ -185,5 +214,6 @@ def _open_uncompiled(
         call = compile_stock(loaded.model, observer)
     observer(Ready())
     return OpenModel(
-        call, folder, loaded.sites, loaded.keeps_rows, loaded.dtype, device, settings.max_num_batched_tokens
-    )
+        call, folder, loaded.sites, loaded.keeps_rows, loaded.dtype, device, settings.max_num_batched_tokens,
+        ranks=ranks,
+    )  # fmt: skip

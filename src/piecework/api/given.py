@@ -54,6 +54,15 @@ def check_weights(weights: Any) -> None:
         _refuse("weights", weights, "give a state dictionary, a `.safetensors` file, or a folder that holds some")
 
 
+def refuse_ranks(ranks: int) -> None:
+    """Refuse to divide a model that is given as an object: what its modules mean is in no plan."""
+    if ranks > 1:
+        raise OptionError(
+            f"`tensor_parallel_size` is `{ranks}`, and the model is given as an object",
+            hint="give a model folder (`pw.LLM`, `piecework generate`), whose plan says what is divided",
+        )
+
+
 def check_bodies(ops: Any) -> None:
     """Refuse bodies of opaque operators that are neither named nor listed."""
     if ops is not None and (isinstance(ops, str) or not isinstance(ops, Mapping | Sequence)):

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from piecework.api.folder import Alter, OpenModel, open_model, unaltered
 from piecework.api.stores import report_to_log
+from piecework.api.together import going_on_together
 from piecework.engine.generate import GeneratedToken, Generation, generate
 from piecework.engine.text import read_tokenizer
 from piecework.errors import OptionError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # what one prompt after another does without
     from piecework.engine.loop import Engine
     from piecework.engine.offline import Answer
     from piecework.engine.sequence import SamplingParameters
+    from piecework.parallel.ranks import Ranks
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -44,6 +46,8 @@ class LLM:
     The arguments are those of `pw.compile` and of a model folder: `dtype` and `device` of the weights, `options` of
     the compilation, the `store` (the platform's cache folder without one), an `observer` of events, `alter`, which
     may change what is asked of the pipeline, and the `tokenizer`, where it was read before (the folder's without one).
+    Where several processes share the model (`tensor_parallel_size`), each makes its own and asks it the same; `ranks`
+    are those that were joined already.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class LLM:
         offline: bool = False,
         alter: Alter = unaltered,
         tokenizer: Tokenizer | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._given = tokenizer
         self._observer: Observer = observer or report_to_log
@@ -70,6 +75,7 @@ class LLM:
             observer=observer,
             offline=offline,
             alter=alter,
+            ranks=ranks,
         )
 
     @cached_property
@@ -124,7 +130,11 @@ class LLM:
         if parameters is None:
             with phase(self._observer, "prompt"):
                 encoded = [self.encode(prompt) for prompt in several]
-            return [self._one(prompt, max_tokens, ignore_eos) for prompt in encoded]
+            with going_on_together(self.model.ranks):
+                answers = [self._one(prompt, max_tokens, ignore_eos) for prompt in encoded]
+                if self.model.ranks is not None:
+                    self.model.ranks.must_agree([each.token_ids for each in answers], "the tokens")
+            return answers
         from piecework.engine.offline import answer_all
         from piecework.engine.sequence import Request, SamplingParameters
 
@@ -151,6 +161,11 @@ class LLM:
 
         model = self.model
         folder = model.folder
+        if model.ranks is not None:
+            raise OptionError(
+                f"an engine of one process was asked for, and the model is shared by {model.ranks.size} ranks",
+                hint="generate without `parameters`: each prompt is then continued greedily",
+            )
         most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
         sites = paged_sites(model.sites, folder.path)
         served = Served(

@@ -18,6 +18,7 @@ from piecework.api.given import (
     check_options,
     check_store,
     check_weights,
+    refuse_ranks,
 )
 from piecework.api.identity import describe_model, newest_of_folder
 from piecework.api.lazy import on_demand
@@ -48,6 +49,7 @@ from piecework.values.arguments import (
 from piecework.values.attributes import plain_tensors
 from piecework.values.declaration import Dynamic
 from piecework.values.packing import part_specs
+from piecework.values.placement import ALONE, Placement
 from piecework.values.record import Record
 from piecework.values.signature import TensorSpec, parse_spec
 
@@ -84,6 +86,7 @@ def compile(
     for example in examples:
         check_example(example)
     settings = (options or CompileOptions()).resolve()
+    refuse_ranks(settings.tensor_parallel_size)
     watch = observer or report_to_log
     if settings.mode in (NONE, STOCK):
         return _uncompiled(model, example_inputs, settings, watch)
@@ -178,11 +181,12 @@ def read_weights(
     *,
     cast: bool = False,
     hear: Hear = unheard,
+    placement: Placement = ALONE,
 ) -> dict[str, torch.Tensor]:
     """Read the weights that a record, or `every` record of a program, asks for, by name or by rule.
 
     With `cast`, floating weights come in the dtype that the record was made for, whatever the files hold.
-    `hear` is told how much of them was read.
+    `hear` is told how much of them was read. Of a model that several ranks share, those of `placement` are read.
     """
     bindings = [b for one in every or (record,) for b in one.values.values()]
     wanted = [b for b in bindings if b["kind"] == "weight" or (b["kind"] == "buffer" and b["persistent"])]
@@ -197,7 +201,9 @@ def read_weights(
     rules: dict[str, Any] = dict(record.weight_rules)
     if isinstance(source, Mapping):
         rules |= {name: alias for alias, name in aliases.items() if name not in source and alias in source}
-    return load_weights(source, names, rules=rules, device=record.device, together=together, hear=hear)
+    return load_weights(
+        source, names, rules=rules, device=record.device, together=together, hear=hear, placement=placement
+    )
 
 
 def _expected(spec: str) -> Expected:

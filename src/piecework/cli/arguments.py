@@ -1,4 +1,4 @@
-"""The command line as typed, made regular before it is parsed: `-O2`, `-cc.mode=0` and `-cc '{…}'`.
+"""The command line as typed, made regular before it is parsed: `-O2`, `-tp 2`, `-cc.mode=0` and `-cc '{…}'`.
 
 These spellings are those of vLLM, whose users know them; no parser of ours has them.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 LEVEL_FLAG = "--optimization-level"
 CONFIG_FLAG = "--compilation-config"
+RANKS_FLAG = "--tensor-parallel-size"
 PAIR_FLAG = "--compilation-pair"
 
 _LEVEL = re.compile(r"-O=?(\d+)")
@@ -32,6 +33,10 @@ def _rewrite(arguments: Iterator[str]) -> Iterator[str]:
             yield f"{PAIR_FLAG}={pair[1]}={value}"
         elif argument in ("-O", "-cc"):
             yield f"{LEVEL_FLAG if argument == '-O' else CONFIG_FLAG}={next(arguments, '')}"
+        elif argument == "-tp":
+            yield f"{RANKS_FLAG}={next(arguments, '')}"
+        elif argument.startswith("-tp="):
+            yield f"{RANKS_FLAG}={argument.removeprefix('-tp=')}"
         elif argument.startswith("-cc="):
             yield f"{CONFIG_FLAG}={argument.removeprefix('-cc=')}"
         else:

@@ -56,6 +56,7 @@ def generate(
     """Compile what is missing, then continue each prompt greedily."""
     from piecework.cli.capture import check_capture
     from piecework.cli.config import parse_numbers
+    from piecework.cli.ranks import sharing
     from piecework.cli.start import starting
     from piecework.errors import OptionError
 
@@ -70,18 +71,22 @@ def generate(
         tokenizer = _tokenizer_of(model, start.observer, offline=model_flags.offline)
         from piecework.api.llm import LLM
 
-        llm = LLM(
-            model,
-            dtype=model_flags.dtype,
-            device=model_flags.device,
-            options=start.settings.options,
-            store=start.store,
-            observer=start.observer,
-            offline=model_flags.offline,
-            tokenizer=tokenizer,
-            **altered_by(override),
-        )
-        completions = llm.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        with sharing(start.settings.options.tensor_parallel_size, model_flags.device) as ranks:
+            llm = LLM(
+                model,
+                dtype=model_flags.dtype,
+                device=model_flags.device,
+                options=start.settings.options,
+                store=start.store,
+                observer=start.observer,
+                offline=model_flags.offline,
+                tokenizer=tokenizer,
+                ranks=ranks,
+                **altered_by(override),
+            )
+            completions = llm.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    if ranks is not None and ranks.rank > 0:
+        return  # all ranks have the same answer, and one of them gives it
     found = _answer(completions, start, llm.model.record)
     if output.json:
         from piecework.cli.output import print_json

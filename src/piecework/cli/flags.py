@@ -91,6 +91,10 @@ class CompileFlags:
             metavar="WHERE",
         ),
     ] = None
+    tensor_parallel_size: Annotated[
+        int | None,
+        flag(COMPILE_GROUP, "How many processes share the model, also -tp N; torchrun starts them.", metavar="N"),
+    ] = None
     compilation_config: Annotated[
         list[str] | None,
         flag(

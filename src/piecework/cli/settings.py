@@ -114,6 +114,7 @@ def _given(flags: CompileFlags, maximum: int) -> dict[str, Any]:
         "split_ops": parse_names,
         "split_ops_only": parse_names,
         "partition": str,
+        "tensor_parallel_size": int,
     }
     return {name: turn(value) for name, turn in read.items() if (value := getattr(flags, name)) is not None}
 

@@ -18,6 +18,7 @@ from piecework.seam.toolchain import cpp_compiler, toolchain
 from piecework.values.artifact import Compiler
 from piecework.values.digest import digest_data
 from piecework.values.key import program_factors
+from piecework.values.placement import Placement
 from piecework.values.rewriting import PIECE, GraphPass, factors_of
 from piecework.values.shapes import Range, partition
 
@@ -115,12 +116,14 @@ def folder_request(
     `load_model` makes the model without its weights, on a cold start alone: what it imports, a warm one does without.
     """
     identity = {**describe_folder(folder.config), "dtype": dtype, "convention": CONVENTION}
-    make = lambda: _source(folder, dtype, device, load_model)  # noqa: E731
+    ranks = settings.tensor_parallel_size
+    make = lambda: _source(folder, dtype, device, load_model, ranks)  # noqa: E731
     return request_for(identity, CONVENTION, make, settings, device, given)
 
 
-def _source(folder: ModelFolder, dtype: str, device: str, load_model: LoadModel) -> Source:
-    loaded = load_model(folder.path, dtype=dtype, device=device, with_weights=False)
+def _source(folder: ModelFolder, dtype: str, device: str, load_model: LoadModel, ranks: int) -> Source:
+    among = {"placement": Placement(0, ranks)} if ranks > 1 else {}  # any rank's: what is compiled is the same
+    loaded = load_model(folder.path, dtype=dtype, device=device, with_weights=False, **among)
     notes = {
         "sites": [vars(site) for site in loaded.sites],
         "keeps_rows": loaded.keeps_rows,

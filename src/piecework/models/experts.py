@@ -9,6 +9,7 @@ from torch import Tensor
 
 import piecework.ops  # noqa: F401  registers `piecework::grouped_matmul`
 from piecework.errors import ModelError
+from piecework.seam.collectives import all_reduce
 
 
 def has_swappable_experts(model: Any) -> bool:
@@ -50,4 +51,6 @@ def run_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     weighted = product * top_k_weights.reshape(-1)[order][:, None]
     back = torch.argsort(order)
     mixed: Tensor = weighted[back].view(*top_k_index.shape, -1).sum(dim=1)
-    return mixed.to(hidden_states.dtype)
+    mixed = mixed.to(hidden_states.dtype)
+    shared = getattr(module, "tensor_parallel", None)  # each rank holds a slice of every expert
+    return mixed if shared is None else all_reduce(mixed, shared.group)

@@ -18,12 +18,14 @@ from transformers import AutoConfig
 
 from piecework.errors import ModelError, OptionError, PieceworkError
 from piecework.models.conversion import weight_rules
+from piecework.models.divided import divide
 from piecework.models.folder import MIN_ROWS, ModelFolder, Site, open_folder
 from piecework.models.mixers import swap_mixers
 from piecework.models.skeleton import LogitsModel, build_skeleton, find_sites
 from piecework.models.weight_files import Hear, has_weights, open_weights, unheard
 from piecework.models.weights import Expected, Expression, assign, load_weights
 from piecework.values.declaration import Dim, Dynamic
+from piecework.values.placement import ALONE, Placement
 
 EXAMPLE_TOKENS = 24
 EXAMPLE_ROWS = 3
@@ -60,18 +62,22 @@ def load_model(
     device: str | torch.device = "cpu",
     with_weights: bool = True,
     hear: Hear = unheard,
+    placement: Placement = ALONE,
 ) -> LoadedModel:
     """Build a folder's model around our attention, and load its weights where they are wanted.
 
     Without weights, parameters stay on the meta device and the weight files need not exist. `hear` is told how
-    many bytes of weights were read, and of how many. Raises ModelError for what is not served, and BindError where the
+    many bytes of weights were read, and of how many. With a `placement` among several ranks, the model is that rank's
+    part of it, by the model's own plan. Raises ModelError for what is not served, and BindError where the
     files do not fit the model.
     """
     _check_device(device)
     opened = open_folder(folder)
     config = _read_config(opened)
     resolved = resolve_dtype(dtype, opened.config)
-    return from_config(config, opened, dtype=resolved, device=device, with_weights=with_weights, hear=hear)
+    return from_config(
+        config, opened, dtype=resolved, device=device, with_weights=with_weights, hear=hear, placement=placement
+    )
 
 
 def from_config(
@@ -82,14 +88,17 @@ def from_config(
     device: str | torch.device,
     with_weights: bool,
     hear: Hear = unheard,
+    placement: Placement = ALONE,
 ) -> LoadedModel:
     """Build the model of a configuration object, with the weights of a folder or with none."""
     skeleton, sites = _build(config, folder, dtype, device)
-    expected = {name: Expected(tuple(each.shape), each.dtype) for name, each in skeleton.state_dict().items()}
     source = open_weights(folder.path) if with_weights or has_weights(folder.path) else None
     rules = weight_rules(skeleton, source)
+    if placement.ranks > 1:
+        sites, rules = divide(skeleton, sites, rules, placement.ranks)
+    expected = {name: Expected(tuple(each.shape), each.dtype) for name, each in skeleton.state_dict().items()}
     if with_weights and source is not None:
-        assign(skeleton, load_weights(source, expected, rules=rules, device=device, hear=hear))
+        assign(skeleton, load_weights(source, expected, rules=rules, device=device, hear=hear, placement=placement))
     keeps_rows = "logits_to_keep" in inspect.signature(type(skeleton).forward).parameters
     return LoadedModel(
         model=LogitsModel(skeleton).eval(),

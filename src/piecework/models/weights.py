@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from piecework.errors import BindError
 from piecework.models.weight_files import Hear, SafetensorsFiles, StateDict, WeightSource, open_weights, unheard
 from piecework.values.packing import allocate
+from piecework.values.placement import ALONE, Placement
 
 Expression: TypeAlias = "str | list[Any]"
 """A name, or `["stack" | "cat", dim, [expression, ...]]`, `["chunk", dim, index, count, expression]`,
-`["transpose", dim, dim, expression]`."""
+`["transpose", dim, dim, expression]`; of a rank's own `["shard", dim, units, ranks, expression]` and `["rank", ranks]`.
+"""
 
 Rules: TypeAlias = Mapping[str, Expression]
 
@@ -41,12 +43,14 @@ def load_weights(
     device: str | torch.device = "cpu",
     together: Iterable[Sequence[str]] = (),
     hear: Hear = unheard,
+    placement: Placement = ALONE,
 ) -> dict[str, Tensor]:
     """Read the weights that are asked for, each by its own name or by its rule.
 
     Names that come to the same tensor share it. With shapes and dtypes given, each weight is checked, and cast where
     both dtypes are floating. Names of one group of `together` come to lie one after another in one new tensor, and no
-    page of the files that they were read from stays mapped. `hear` is told how much of the files was read. Raises
+    page of the files that they were read from stays mapped. `hear` is told how much of the files was read. Rules of a
+    rank's own are followed for `placement`. Raises
     BindError naming the weight, what was expected and what was found.
     """
     opened = open_weights(source) if isinstance(source, str | Path | Mapping) else source
@@ -60,7 +64,7 @@ def load_weights(
     if not isinstance(opened, StateDict):  # what is in memory already is joined where it lies
         for group in together:
             if not loaded.keys() & set(group):
-                loaded |= _load_together(group, rules, opened, expected, device)
+                loaded |= _load_together(group, rules, opened, expected, device, placement)
     for name in names:
         if name in loaded:
             continue
@@ -68,7 +72,7 @@ def load_weights(
         want = expected.get(name)
         at = (json.dumps(expression), want.dtype if want else None)
         if at not in made:
-            tensor = evaluate(expression, opened)
+            tensor = evaluate(expression, opened, placement)
             made[at] = _fitted(name, tensor, want, opened).to(device)
         elif want and tuple(made[at].shape) != want.shape:
             _fitted(name, made[at], want, opened)
@@ -77,12 +81,17 @@ def load_weights(
 
 
 def _load_together(
-    group: Sequence[str], rules: Rules, source: WeightSource, expected: Mapping[str, Expected], device: Any
+    group: Sequence[str],
+    rules: Rules,
+    source: WeightSource,
+    expected: Mapping[str, Expected],
+    device: Any,
+    placement: Placement,
 ) -> dict[str, Tensor]:
     """Read tensors into rows of one new tensor; a file that was mapped for it is let go of afterwards."""
     fresh = source.reopened() if isinstance(source, SafetensorsFiles) else source
     known = fresh.names()
-    parts = [(name, evaluate(_resolve(name, rules, known, fresh), fresh)) for name in group]
+    parts = [(name, evaluate(_resolve(name, rules, known, fresh), fresh, placement)) for name in group]
     parts = [(name, _fitted(name, tensor, expected.get(name), fresh)) for name, tensor in parts]
     views = allocate([tensor.shape[0] for _, tensor in parts], parts[0][1], parts[0][1].dtype, device)
     for (_, tensor), view in zip(parts, views, strict=True):
@@ -94,31 +103,78 @@ def sources_of(expression: Expression) -> list[str]:
     """List the names that an expression reads."""
     if isinstance(expression, str):
         return [expression]
+    if expression[0] == "rank":
+        return []
     last = expression[-1]
     parts = last if expression[0] in ("stack", "cat") else [last]
     return [name for part in parts for name in sources_of(part)]
 
 
-def evaluate(expression: Expression, source: WeightSource) -> Tensor:
-    """Make the tensor that an expression describes."""
+def evaluate(expression: Expression, source: WeightSource, placement: Placement = ALONE) -> Tensor:
+    """Make the tensor that an expression describes, on the rank that it is made for."""
     if isinstance(expression, str):
         return source.read(expression)
     kind, *rest = expression
     if kind in ("stack", "cat"):
         dim, parts = rest
         join = torch.stack if kind == "stack" else torch.cat
-        return join([evaluate(part, source) for part in parts], dim=dim)
+        return join([evaluate(part, source, placement) for part in parts], dim=dim)
     if kind == "chunk":
         dim, index, count, part = rest
-        return evaluate(part, source).chunk(count, dim=dim)[index].contiguous()
+        return evaluate(part, source, placement).chunk(count, dim=dim)[index].contiguous()
     if kind == "transpose":
         first, second, part = rest
-        return evaluate(part, source).transpose(first, second).contiguous()
+        return evaluate(part, source, placement).transpose(first, second).contiguous()
+    if kind in ("shard", "rank"):
+        return evaluate_own(expression, source, placement)
     raise BindError(
         f"a weight rule asks for `{kind}`, which this release does not know",
         hint="the record was written by a later release: build it again with this one",
         facts={"rule": expression},
     )
+
+
+def evaluate_own(expression: Sequence[Any], source: WeightSource, placement: Placement) -> Tensor:
+    """Make this rank's slice of a tensor, or its number; only the slice is copied out of a mapped file.
+
+    `["shard", dim, units, ranks, whole]` gives each rank an equal count of units, the last ones zeros where there are
+    no more; where several ranks come to one unit, each has it.
+    """
+    kind, *rest = expression
+    made_for = rest[0] if kind == "rank" else rest[2]
+    if made_for != placement.ranks:
+        raise BindError(
+            f"the weights are for {made_for} ranks, and this process is one of {placement.ranks}",
+            hint=f"start it by `torchrun --nproc-per-node={made_for} … -tp {made_for}`",
+            facts={"made_for": made_for, "ranks": placement.ranks},
+        )
+    if kind == "rank":
+        return torch.tensor(placement.rank)
+    dim, units, ranks, part = rest
+    if (pushed := _inside(dim, units, ranks, part)) is not None:
+        return evaluate(pushed, source, placement)
+    whole = evaluate(part, source, placement)
+    size = whole.shape[dim]
+    if units > size or size % units:
+        return whole  # of another model: it is told where its shape is compared
+    unit, each = size // units, -(-units // ranks)
+    shared = units < ranks and ranks % units == 0
+    first = (placement.rank * units // ranks if shared else placement.rank * each) * unit
+    last = min(first + each * unit, size)
+    own = whole.narrow(dim, min(first, size), max(0, last - first)).contiguous()
+    missing = each * unit - own.shape[dim]
+    if not missing:
+        return own.clone() if own.data_ptr() == whole.data_ptr() else own
+    return torch.cat([own, own.new_zeros([missing if d == dim else n for d, n in enumerate(own.shape)])], dim=dim)
+
+
+def _inside(dim: int, units: int, ranks: int, part: Expression) -> Expression | None:
+    """Return a slice of a stack as the stack of slices: experts in files of their own are not read whole first."""
+    if isinstance(part, str) or part[0] not in ("stack", "cat") or part[1] == dim:
+        return None
+    kind, at, parts = part
+    inner = dim - (kind == "stack" and dim > at)
+    return [kind, at, [["shard", inner, units, ranks, each] for each in parts]]
 
 
 def assign(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from piecework.seam.contracts import faults_of_registration, unused_calls
 from piecework.seam.kinds import is_state, is_trivial, names_operator, operator_name
 from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
+from piecework.seam.waits import WAIT, parted
 from piecework.values.declaration import registry
 from piecework.values.graph import BY_COMPILER, FX, INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
 from piecework.values.signature import TensorSpec
@@ -65,6 +66,7 @@ def split(
     place = _places(calls, opaque, merge_consecutive=merge_consecutive)
     if partition in (FX, BY_COMPILER):
         _check_modes(calls, place)
+        _check_waits(place)
     if partition != FX:
         opaque, place = {}, dict.fromkeys(calls, 0)
     _check_effects(graph, opaque, names)
@@ -172,6 +174,18 @@ def _check_modes(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
                 "an opaque call stands inside `torch.autocast`, which cannot span a cut",
                 hint="close the autocast block before the opaque call and open another one after it",
             )
+
+
+def _check_waits(place: dict[fx.Node, int]) -> None:
+    """Refuse a cut between a collective and its wait: a piece would hand on what is not there yet."""
+    for collective, user in parted(place):
+        name = operator_name(collective).partition(".")[0]
+        raise SplitError(
+            f"a cut would part `{name}` from `{user.name}`, which waits for it",
+            hint="wait for the collective before the opaque call, or start it after; to cut at the collective itself, "
+            f"name `{WAIT}` as a split operator too",
+            facts={"operator": name, "wait": user.name},
+        )
 
 
 def _is_tuple(node: object) -> bool:
