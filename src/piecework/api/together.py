@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from piecework.env import read_variables
-from piecework.events import Observer, phase
-from piecework.pipeline import Request, find, find_or_build
-from piecework.stages.find import read_program, require_artifacts
+from piecework.errors import StoreError
+from piecework.events import Observer, RecordMiss, phase
+from piecework.pipeline import Request, build, find, find_or_build
+from piecework.stages.find import read_program, require_artifacts, with_siblings
 from piecework.store.protocol import KernelStore
 from piecework.values.key import key_of
 from piecework.values.placement import group_name
@@ -54,13 +55,26 @@ def start_together(
     def read(key: str) -> Record:
         record = read_program(key, store)
         require_artifacts(record, store)
+        for one in with_siblings(record, store):
+            store.read_blob(one.evidence)  # a start may do without it, and whoever is sent the program may not
         return record
 
-    start = Start(
-        find=lambda: find(request, store, observer),
-        build=lambda: find_or_build(request, store, observer),
-        read=read,
-    )
+    def whole(found: tuple[str, Record] | None) -> bool:
+        try:
+            return found is not None and read(found[0]) is not None
+        except StoreError as error:
+            observer(RecordMiss(lookup=key_of(request.factors), reason=error.message))
+            return False
+
+    def look() -> tuple[str, Record] | None:
+        found = find(request, store, observer)
+        return found if whole(found) else None
+
+    def make() -> tuple[str, Record]:
+        found = find_or_build(request, store, observer)
+        return found if whole(found) else build(request, store, observer)
+
+    start = Start(find=look, build=make, read=read)
     with start_building(ranks.size):
         key, record = agree(ranks, start, store, observer)
         result, _ = together(ranks, "binding the program", lambda: (finish(key, record), None))

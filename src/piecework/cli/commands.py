@@ -27,7 +27,7 @@ from piecework.cli.flags import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from piecework.api.llm import Completion
+    from piecework.api.llm import LLM, Completion
     from piecework.cli.start import Start
     from piecework.events import Observer
     from piecework.values.record import Record
@@ -69,21 +69,8 @@ def generate(
     with starting(compile_flags, store_flags, watch_flags) as start:
         check_capture(capture_flags, model_flags.device, start.settings.options)
         tokenizer = _tokenizer_of(model, start.observer, offline=model_flags.offline)
-        from piecework.api.llm import LLM
-
         with sharing(start.settings.options.tensor_parallel_size, model_flags.device) as ranks:
-            llm = LLM(
-                model,
-                dtype=model_flags.dtype,
-                device=model_flags.device,
-                options=start.settings.options,
-                store=start.store,
-                observer=start.observer,
-                offline=model_flags.offline,
-                tokenizer=tokenizer,
-                ranks=ranks,
-                **altered_by(override),
-            )
+            llm = _open(model, model_flags, start, tokenizer=tokenizer, ranks=ranks, **altered_by(override))
             completions = llm.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos)
     if ranks is not None and ranks.rank > 0:
         return  # all ranks have the same answer, and one of them gives it
@@ -96,6 +83,16 @@ def generate(
     for completion in completions:
         print(completion.text or ",".join(map(str, completion.token_ids)))
     _summarize(found)
+
+
+def _open(model: str, flags: ModelFlags, start: Start, **more: Any) -> LLM:
+    """Open a model as its flags and the settings say."""
+    from piecework.api.llm import LLM
+
+    return LLM(
+        model, dtype=flags.dtype, device=flags.device, offline=flags.offline, options=start.settings.options,
+        store=start.store, observer=start.observer, **more,
+    )  # fmt: skip
 
 
 def _tokenizer_of(model: str | Path, observer: Observer, *, offline: bool) -> Tokenizer | None:

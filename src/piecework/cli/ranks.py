@@ -44,6 +44,6 @@ def refuse_sharing(size: int, command: str) -> None:
     """Raise OptionError where a command that one process runs is asked to share a model."""
     if size > 1:
         raise OptionError(
-            f"`piecework {command}` runs in one process, and `--tensor-parallel-size` is `{size}`",
+            f"`piecework {command}` run in one process, and `--tensor-parallel-size` is `{size}`",
             hint="`torchrun … piecework generate MODEL -tp N` shares a model; `piecework build -tp N` fills its store",
         )

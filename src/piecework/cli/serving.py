@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from piecework.cli.flags import CompileFlags, ModelFlags, StoreFlags
 from piecework.cli.progress import progress
+from piecework.cli.ranks import refuse_sharing
 from piecework.cli.settings import Settings, gather, open_store
 from piecework.cli.start import checks_for
 from piecework.env import Environment
@@ -101,6 +102,7 @@ def _starting(model: str, flags: Flags, writes_manifest: bool) -> Iterator[Start
 
     _, engine_flags, prewarm_flags, model_flags, compile_flags, store_flags = flags
     settings = gather(compile_flags, store_flags, Environment.read())
+    refuse_sharing(settings.options.tensor_parallel_size, "serve` and `piecework prewarm")
     shapes: list[StepShape] = []
     manifest = prewarm_flags.manifest
     if manifest is not None and (manifest.exists() or not writes_manifest):

@@ -27,7 +27,7 @@ Found = tuple[str, Record]
 class Start:
     """What a start of several ranks is made of: each is a step that a rank takes by itself.
 
-    `find` looks a record up, `build` makes it, `read` reads it and everything that it names.
+    `find` looks a record up that is whole, `build` makes one, `read` reads it and everything that it names.
     """
 
     find: Callable[[], Found | None]
