@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from piecework.values.declaration import split_op
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # a CPU is for trying a script, not for its figures
 DYNAMIC = {"ids": {0: "tokens"}, "positions": {0: "tokens"}}
 
 
@@ -64,19 +65,19 @@ class Metadata:
     def allocate(cls, shape: Shape, sequences: int, length: int, dtype: torch.dtype, *, is_masked: bool) -> Metadata:
         """Allocate caches filled with noise, and a step in which every sequence has `length` tokens."""
         pages = (sequences + 1, length, shape.kv_heads, shape.head_dim)
-        caches = [[torch.randn(pages, device="cuda", dtype=dtype) for _ in range(shape.layers)] for _ in range(2)]
-        rows = torch.arange(sequences, device="cuda")
-        lengths = torch.full((sequences,), length, device="cuda")
+        caches = [[torch.randn(pages, device=DEVICE, dtype=dtype) for _ in range(shape.layers)] for _ in range(2)]
+        rows = torch.arange(sequences, device=DEVICE)
+        lengths = torch.full((sequences,), length, device=DEVICE)
         return cls(rows * length + length - 1, lengths, caches[0], caches[1], is_masked)
 
     def set(self, lengths: list[int]) -> None:
         """Give the first sequences these lengths; rows beyond are padding, written to where nothing reads."""
         count, most = len(lengths), self.keys[0].shape[1]
-        given = torch.tensor(lengths, device="cuda")
+        given = torch.tensor(lengths, device=DEVICE)
         self.lengths.fill_(1)
         self.lengths[:count] = given
         self.slots.fill_(self.scratch)
-        self.slots[:count] = torch.arange(count, device="cuda") * most + given - 1
+        self.slots[:count] = torch.arange(count, device=DEVICE) * most + given - 1
 
 
 _METADATA: ContextVar[Metadata | None] = ContextVar("llama_shape_metadata", default=None)
@@ -153,7 +154,7 @@ class Norm(nn.Module):
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width, device="cuda", dtype=dtype), requires_grad=False)
+        self.weight = nn.Parameter(torch.ones(width, device=DEVICE, dtype=dtype), requires_grad=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         wide = x.float() if residual is None else x.float() + residual.float()
@@ -163,7 +164,7 @@ class Norm(nn.Module):
 
 def _linear(wide: int, narrow: int, dtype: torch.dtype) -> nn.Linear:
     linear = nn.Linear(wide, narrow, bias=False, device="meta")
-    weight = torch.empty(narrow, wide, device="cuda", dtype=dtype).normal_(0, 0.02)
+    weight = torch.empty(narrow, wide, device=DEVICE, dtype=dtype).normal_(0, 0.02)
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return linear
 
@@ -176,20 +177,28 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Layer(nn.Module):
     """Attention and feed-forward."""
 
-    def __init__(self, shape: Shape, number: int, dtype: torch.dtype, is_fresh: bool) -> None:
+    def __init__(self, shape: Shape, number: int, dtype: torch.dtype, is_fresh: bool, is_apart: bool = False) -> None:
         super().__init__()
-        self.shape, self.number, self.is_fresh = shape, number, is_fresh
+        self.shape, self.number, self.is_fresh, self.is_apart = shape, number, is_fresh, is_apart
         self.before, self.after = Norm(shape.hidden, dtype), Norm(shape.hidden, dtype)
-        self.qkv = _linear(shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype)
+        widths = {"q": shape.heads * shape.head_dim, **dict.fromkeys("kv", shape.kv_heads * shape.head_dim)}
+        if is_apart:
+            widths |= {"gate": shape.feed_forward, "up": shape.feed_forward}
+        else:
+            widths = {"qkv": sum(widths.values()), "up": 2 * shape.feed_forward}
+        for name, width in widths.items():
+            setattr(self, name, _linear(shape.hidden, width, dtype))
         self.out = _linear(shape.hidden, shape.hidden, dtype)
-        self.up = _linear(shape.hidden, 2 * shape.feed_forward, dtype)
         self.down = _linear(shape.feed_forward, shape.hidden, dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         s = self.shape
         x, residual = self.before(x, residual)
         width, kv_width = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        query, key, value = self.qkv(x).split([width, kv_width, kv_width], -1)
+        if self.is_apart:
+            query, key, value = self.q(x), self.k(x), self.v(x)
+        else:
+            query, key, value = self.qkv(x).split([width, kv_width, kv_width], -1)
         query = _rotate(query.view(-1, s.heads, s.head_dim), cos, sin)
         key = _rotate(key.view(-1, s.kv_heads, s.head_dim), cos, sin)
         value = value.view(-1, s.kv_heads, s.head_dim)
@@ -199,21 +208,21 @@ class Layer(nn.Module):
             attended = torch.empty_like(query)
             torch.ops.llama_shape.attend(query, key, value, attended, self.number)
         x, residual = self.after(self.out(attended.view(-1, width)), residual)
-        gate, up = self.up(x).chunk(2, -1)
+        gate, up = (self.gate(x), self.up(x)) if self.is_apart else self.up(x).chunk(2, -1)
         return self.down(F.silu(gate) * up), residual
 
 
 class Llama(nn.Module):
-    """Embedding, layers, norm, head."""
+    """Embedding, layers, norm, head; the linears of one input are one, or stand `is_apart`."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, *, is_fresh: bool = False) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, *, is_fresh: bool = False, is_apart: bool = False) -> None:
         super().__init__()
-        embedding = torch.randn(shape.words, shape.hidden, device="cuda", dtype=dtype)
+        embedding = torch.randn(shape.words, shape.hidden, device=DEVICE, dtype=dtype)
         self.embed = nn.Embedding(shape.words, shape.hidden, _weight=embedding).requires_grad_(False)
-        self.layers = nn.ModuleList(Layer(shape, n, dtype, is_fresh) for n in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, n, dtype, is_fresh, is_apart) for n in range(shape.layers))
         self.norm, self.head = Norm(shape.hidden, dtype), _linear(shape.hidden, shape.words, dtype)
-        inverse = 1 / (500000 ** (torch.arange(0, shape.head_dim, 2, device="cuda").float() / shape.head_dim))
-        angles = torch.arange(2048, device="cuda").float()[:, None] * inverse
+        inverse = 1 / (500000 ** (torch.arange(0, shape.head_dim, 2, device=DEVICE).float() / shape.head_dim))
+        angles = torch.arange(2048, device=DEVICE).float()[:, None] * inverse
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -226,14 +235,16 @@ class Llama(nn.Module):
         return self.head(self.norm(x, residual)[0])
 
 
-def llama(shape: Shape, dtype: torch.dtype = torch.bfloat16, *, seed: int = 0, is_fresh: bool = False) -> Llama:
+def llama(
+    shape: Shape, dtype: torch.dtype = torch.bfloat16, *, seed: int = 0, is_fresh: bool = False, is_apart: bool = False
+) -> Llama:
     """Make a model with random weights on the GPU."""
     torch.manual_seed(seed)
-    return Llama(shape, dtype, is_fresh=is_fresh).eval()
+    return Llama(shape, dtype, is_fresh=is_fresh, is_apart=is_apart).eval()
 
 
 def inputs(shape: Shape, count: int, position: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Make a decode step's token ids and positions."""
-    source = torch.Generator(device="cuda").manual_seed(seed)
-    ids = torch.randint(0, shape.words, (count,), device="cuda", generator=source)
-    return ids, torch.full((count,), position, device="cuda")
+    source = torch.Generator(device=DEVICE).manual_seed(seed)
+    ids = torch.randint(0, shape.words, (count,), device=DEVICE, generator=source)
+    return ids, torch.full((count,), position, device=DEVICE)

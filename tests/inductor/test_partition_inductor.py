@@ -129,14 +129,9 @@ def test_each_architecture_agrees_however_it_is_cut(architecture: str, tmp_path:
             partition=partition, max_num_batched_tokens=16, ranges=((2, 16),), size_one=False, passes=()
         )
         model = pw.LLM(folder, options=options, store=store, observer=watch).model
-        reasons = [fallen.reason for fallen in watch.of(FallBack)]
-        if (architecture, partition) == ("phi3", "fx"):
-            # The compiler leaves an empty tensor out of a `cat`, and with it the layout that crosses the cut.
-            assert len(reasons) == 2 and all("has strides" in reason for reason in reasons)
-        else:
-            assert reasons == []
+        assert [fallen.reason for fallen in watch.of(FallBack)] == []
         assert [(e.regions, e.opaque) for e in watch.of(CutInside)] == ([(7, 3)] if partition == "inductor" else [])
         caches = allocate_caches(model.sites, num_pages=1, page_size=16, dtype=model.dtype)
         difference = compare(f"{architecture} {partition}", run_step(model.step, prompt, 0, caches), wanted, right)
         assert not difference.is_fault, difference.fault
-        assert reasons or {e.outcome for e in watch.of(Verified)} == {"held"}
+        assert {e.outcome for e in watch.of(Verified)} == {"held"}

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.diagnostics.amounts import bytes_text, time_text
-from piecework.diagnostics.explain import find_or_plan
 from piecework.diagnostics.traffic.bandwidth import measure_bandwidth, read_bandwidth
 from piecework.diagnostics.traffic.model import SiteTraffic, Traffic
 from piecework.diagnostics.traffic.operators import OperatorCall, is_operator, read_shape, read_value
@@ -29,7 +28,7 @@ from piecework.options import CompileOptions
 from piecework.store.memory import MemoryStore
 from piecework.store.protocol import Store
 from piecework.values.record import Record
-from tiny_models import tiny_config
+from traffic_plans import configured, plan
 
 NORM = "fused_add_rms_norm"
 
@@ -159,14 +158,7 @@ def test_what_is_written_in_place_is_read_and_views_are_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Store]:
-    folder = tmp_path_factory.mktemp("traffic")
-    tiny_config("llama", dtype="bfloat16").save_pretrained(folder)  # a configuration is all that is needed
-    _, record, where = find_or_plan(
-        str(folder), dtype="auto", device="cpu",
-        options=CompileOptions(compiler="eager", max_num_batched_tokens=64).resolve(), store=MemoryStore(),
-        observer=ignore, offline=True,
-    )  # fmt: skip
-    return record, where
+    return plan(configured(tmp_path_factory.mktemp("traffic")))
 
 
 def test_a_model_is_counted_by_piece_and_site(planned: tuple[Record, Store]) -> None:

@@ -10,6 +10,7 @@ from piecework.errors import CompileError
 from piecework.seam.convention import wrapper_work
 from piecework.seam.fx import format_piece
 from piecework.seam.inductor import exclusive_compile
+from piecework.seam.layouts import keep_results
 from piecework.seam.rebuild import RebuiltPiece
 from piecework.values.rewriting import PassStep, PieceRewrite
 from piecework.values.shapes import Box, format_box
@@ -22,14 +23,16 @@ def functional_text(
 
     `rewrite` are passes over that graph, whose steps come with the text.
     """
+    promised = piece.results
     graph, metadata = _trace(piece, box)
     with torch.no_grad():
         steps = rewrite(graph.graph) if rewrite is not None else ()
+        keep_results(graph.graph, promised, metadata)
     work = wrapper_work(metadata)
     if work:
         raise CompileError(
             f"a piece cannot run as its functional graph alone: {work}",
-            hint="use `compiler=\"eager\"` or `compiler=\"inductor\"` for this model",
+            hint='use `compiler="eager"` or `compiler="inductor"` for this model',
         )
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
@@ -38,7 +41,7 @@ def functional_text(
     if other is not None or not all(isinstance(value, torch.fx.Node) for value in outputs):
         raise CompileError(
             "a piece holds tensors or numbers of its own, which its functional graph does not show as text",
-            hint="use `compiler=\"eager\"` or `compiler=\"inductor\"` for this model",
+            hint='use `compiler="eager"` or `compiler="inductor"` for this model',
         )
     specs = zip(placeholders, piece.names, map(str, piece.specs), strict=True)
     return format_piece(list(specs), calls, outputs), steps

@@ -23,6 +23,7 @@ from piecework.errors import CompileError
 from piecework.seam.apart import scheduler_pass
 from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
 from piecework.seam.failures import compile_error
+from piecework.seam.layouts import keep_results, strict_decompositions
 from piecework.seam.rebuild import RebuiltPiece
 from piecework.seam.torch_phases import observe_torch
 from piecework.span_events import sub_phase, waiting
@@ -155,7 +156,9 @@ def _compile(
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
 
+    promised = piece.results  # read now: the compiler edits the graph that it is handed
     captured: list[tuple[Any, Any]] = []
     steps: list[PassStep] = []
 
@@ -163,6 +166,7 @@ def _compile(
         metadata = TracingContext.get().fw_metadata
         if rewrite is not None:
             steps.extend(rewrite(graph.graph))
+        if keep_results(graph.graph, promised, metadata) or rewrite is not None:
             graph.recompile()
         output = compile_fx_inner(graph, inputs, **keywords)
         captured.append((output, metadata))
@@ -181,8 +185,13 @@ def _compile(
     ):
         if _on_cpu(piece) and is_trusting:
             trust_processor()
+        with config.patch(patches):
+            decompositions = strict_decompositions(select_decomp_table())
         with sub_phase("Inductor"):
-            compile_fx(piece.module, list(piece.inputs), inner_compile=compile_inner, config_patches=patches)
+            compile_fx(
+                piece.module, list(piece.inputs), inner_compile=compile_inner, config_patches=patches,
+                decompositions=decompositions,
+            )  # fmt: skip
         if len(captured) != 1:
             raise RuntimeError(f"the compiler compiled {len(captured)} graphs for one piece")
         output, metadata = captured[0]
