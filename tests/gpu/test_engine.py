@@ -50,9 +50,10 @@ def test_answers_are_the_same_on_every_tier(architecture: str, tmp_path: Path) -
     waiting = EngineOptions(wait_for="captured", **LIMITS)
     for _ in ("cold", "warm"):
         engine = open_engine(folder, engine=waiting, store=store, observer=watch, **given)
+        before = engine.status.tokens_by_tier
         found = answer_all(engine, requests())
         assert [answer.token_ids for answer in found] == [answer.token_ids for answer in wanted]
-        assert engine.status.tokens_by_tier[CAPTURED] == sum(engine.status.tokens_by_tier)
+        assert engine.status.tokens_by_tier[:CAPTURED] == before[:CAPTURED]
         engine.close()
     assert [event.reason for event in watch.of(FallBack)] == []
     assert [event.reason for event in watch.of(CaptureFailed)] == []

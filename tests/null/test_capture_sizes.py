@@ -16,6 +16,7 @@ from piecework.errors import CaptureError
 from piecework.events import Recorder
 from piecework.runtime.permission import no_capture
 from piecework.seam.dry import DryDevice
+from piecework.span_events import SubPhase
 from piecework.values.tree import map_leaves
 
 
@@ -175,3 +176,15 @@ def test_capture_where_it_is_forbidden_raises() -> None:
         assert not lazy.sizes
     idle.capture("decode", 4)
     assert set(idle.sizes) == {("decode", 4)}
+
+
+def test_a_size_is_warmed_up_once_for_both_forms() -> None:
+    model, seen = toy(), Recorder()
+    phase = ["decode"]
+    replayed = captured(
+        model, decode="full", prefill="piecewise", prefill_sizes=(2, 4, 8), phase_of=lambda: phase[0], observer=seen
+    )
+    warmed = [event for event in seen.of(SubPhase) if event.name == "warm-up run"]
+    assert len(seen.of(Captured)) == 7 and len(warmed) == 4
+    for phase[0] in ("decode", "prefill"):
+        assert agree(replayed, model)

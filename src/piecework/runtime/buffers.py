@@ -57,9 +57,10 @@ def plan_inputs(leaves: Sequence[Leaf], symbols: Sequence[str]) -> tuple[InputPl
 class StaticInputs:
     """The inputs of every captured size, at addresses that stay.
 
-    An input whose first dimension alone varies has one buffer for all sizes, of which a size reads the first rows; any
-    other has a buffer a size. Rows beyond a step's own keep what an earlier step left there: numbers that are valid
-    and that no real row depends on.
+    An input of floats whose first dimension alone varies has one buffer for all sizes, of which a size reads the first
+    rows; any other has a buffer a size. Rows beyond a step's own keep what an earlier step left there: numbers that are
+    valid and that no real row depends on. Whole numbers may be indices into what is as long as the size, which those
+    that a larger one left would exceed.
     """
 
     def __init__(self, plans: Sequence[InputPlan], largest: int, device: torch.device, copy: Copy) -> None:
@@ -164,7 +165,8 @@ def _differ(target: Tensor, source: Tensor) -> bool:
 
 
 def _is_shared(plan: InputPlan) -> bool:
-    return not plan.dims or (len(plan.dims) == 1 and plan.dims[0][0] == 0)
+    follows_rows = len(plan.dims) == 1 and plan.dims[0][0] == 0
+    return not plan.dims or (follows_rows and getattr(torch, plan.spec.dtype).is_floating_point)
 
 
 class StaticStep:

@@ -56,11 +56,11 @@ class CudaDevice:
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
         """Count what the block adds to the pool and to the driver's own memory."""
-        reserved, free = torch.cuda.memory_reserved(self._device), torch.cuda.mem_get_info(self._device)[0]
+        reserved, free = self._bytes("reserved_bytes", "current"), torch.cuda.mem_get_info(self._device)[0]
         try:
             yield
         finally:
-            grown = torch.cuda.memory_reserved(self._device) - reserved
+            grown = self._bytes("reserved_bytes", "current") - reserved
             taken = free - torch.cuda.mem_get_info(self._device)[0]
             self._pool_bytes += max(0, grown)
             self._driver_bytes += max(0, taken - max(0, grown))
@@ -190,9 +190,14 @@ class CudaDevice:
     def measure_peak(self) -> Iterator[Callable[[], int]]:
         """Measure the most memory that the block allocated at a time. Torch's own peak statistics start anew here."""
         forget_workspaces()  # what a recording takes for one is part of what it needs
-        base = torch.cuda.memory_allocated(self._device)
+        base = self._bytes("allocated_bytes", "current")
         torch.cuda.reset_peak_memory_stats(self._device)
-        yield lambda: torch.cuda.max_memory_allocated(self._device) - base
+        yield lambda: self._bytes("allocated_bytes", "peak") - base
+
+    def _bytes(self, what: str, when: str) -> int:
+        """Read one number of the allocator's; to ask for one by name torch would write out all of them."""
+        found: int = torch.cuda.memory.memory_stats_as_nested_dict(self._device)[what]["all"][when]
+        return found
 
     def release(self) -> None:
         """Begin a new pool; the old one's memory goes with its last graph."""

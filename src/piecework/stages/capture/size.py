@@ -23,7 +23,7 @@ from piecework.span_events import sub_phase
 from piecework.spans import spanning
 from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs, written_outside
-from piecework.stages.capture.recorder import Observing, Recorder
+from piecework.stages.capture.recorder import Notes, Observing, Recorder
 from piecework.stages.capture.results import ResultRule, plan_outputs, rename
 from piecework.stages.capture.sources import MODEL, Source
 from piecework.stages.capture.state import State, declared_state
@@ -34,6 +34,7 @@ from piecework.values.phases import (
     BREAKABLE,
     FULL,
     NONE,
+    PIECEWISE,
     CapturePlan,
     PhaseCapture,
     check_support,
@@ -42,6 +43,16 @@ from piecework.values.phases import (
 )
 
 GRAPH_BYTES = 64 << 10  # what a driver keeps for one graph, until the first capture has measured it
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What the warm-up run of a full graph showed: the same pieces need none between cuts."""
+
+    source: Source
+    size: int
+    needed_bytes: int
+    notes: Notes
 
 
 @dataclass
@@ -54,6 +65,7 @@ class Learned:
     lowered: dict[str, PhaseCapture] = field(default_factory=dict)
     graph_count: int = 0
     is_collected: bool = False
+    observed: Observed | None = None
 
 
 class SizeMaker:
@@ -130,9 +142,8 @@ class SizeMaker:
             values = self._trials.values(source, size)
             phase = self._learn(source, phase, size, values)
             with self._trials.stepping(phase, size) as static:
-                with self._device.measure_peak() as peak, sub_phase("warm-up run"):
-                    notes = self._observe(source, phase, run, values)
-                predicted = self._predict(peak(), phase, run)
+                needed, notes = self._observe(source, phase, size, run, values)
+                predicted = self._predict(needed, phase, run)
                 if not self._fits(phase, size, predicted):
                     return None
                 with sub_phase("record"):
@@ -141,12 +152,23 @@ class SizeMaker:
 
     # ------------------------------------------------------------------------------------------------- learning
 
-    def _observe(self, source: Source, phase: PhaseCapture, run: BoundRun, values: Mapping[str, Any]) -> Any:
-        """Run once as it is: libraries load, kernels are chosen, and what opaque calls return is noted."""
+    def _observe(
+        self, source: Source, phase: PhaseCapture, size: int, run: BoundRun, values: Mapping[str, Any]
+    ) -> tuple[int, Notes]:
+        """Run once as it is: libraries load, kernels are chosen, and what opaque calls return is noted.
+
+        Returns the bytes that it needed, and the notes.
+        """
+        before = self._learned.observed
+        if phase.capture == PIECEWISE and before is not None and (before.source, before.size) == (source, size):
+            return before.needed_bytes, before.notes
         observing = Observing(frozenset(source.operators) if phase.capture == BREAKABLE else frozenset())
-        with self._device.watch(observing.around) if phase.capture == BREAKABLE else nullcontext():
-            walk(run, values, observing.region)
-        return observing.notes
+        with self._device.measure_peak() as peak, sub_phase("warm-up run"):
+            with self._device.watch(observing.around) if phase.capture == BREAKABLE else nullcontext():
+                walk(run, values, observing.region)
+        needed = peak()
+        self._learned.observed = Observed(source, size, needed, observing.notes) if phase.capture == FULL else None
+        return needed, observing.notes
 
     def _learn_state(self, source: Source, phase: PhaseCapture, size: int) -> State:
         """Find what the source writes beside its results. A model that was never traced is run once, and undone."""
