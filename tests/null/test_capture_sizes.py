@@ -187,4 +187,4 @@ def test_a_size_is_warmed_up_once_for_both_forms() -> None:
     warmed = [event for event in seen.of(SubPhase) if event.name == "warm-up run"]
     assert len(seen.of(Captured)) == 7 and len(warmed) == 4
     for phase[0] in ("decode", "prefill"):
-        assert agree(replayed, model)
+        assert agree(replayed, model, (2, 3, 4, 5, 7, 8))

@@ -26,8 +26,7 @@ def choose(logits: Tensor, answers: Sequence[Answer], end_of_sequence: Collectio
     Tensors:
         logits  [B, V]  model  a row a sequence, in order; not written to
     """
-    logits_BV = logits.float()
-    best = logits_BV.argmax(dim=-1).tolist()
+    best = logits.argmax(dim=-1).tolist()
     found = []
     for row, answer in enumerate(answers):
         parameters = answer.parameters
@@ -35,8 +34,11 @@ def choose(logits: Tensor, answers: Sequence[Answer], end_of_sequence: Collectio
         banned = _banned(answer, end_of_sequence)
         is_plain = parameters.is_greedy and not parameters.has_penalties and answer.constraint is None
         if banned or not is_plain:
-            token = _choose_one(logits_BV[row], answer, banned)
-        found.append(Chosen(token, _logprobs(logits_BV[row], token, parameters.logprobs)))
+            token = _choose_one(logits[row].float(), answer, banned)
+        logprobs = None
+        if parameters.logprobs is not None:
+            logprobs = _logprobs(logits[row].float(), token, parameters.logprobs)
+        found.append(Chosen(token, logprobs))
     return found
 
 
@@ -123,14 +125,12 @@ def _banned(answer: Answer, end_of_sequence: Collection[int]) -> tuple[int, ...]
     return (*end_of_sequence, *parameters.stop_token_ids)
 
 
-def _logprobs(logits: Tensor, token: int, wanted: int | None) -> TokenLogprobs | None:
+def _logprobs(logits: Tensor, token: int, wanted: int) -> TokenLogprobs:
     """Tell how likely a token was, and what else was.
 
     Tensors:
         logits  [V]  f32
     """
-    if wanted is None:
-        return None
     every = torch.log_softmax(logits, dim=-1)
     value = every[token]
     rank = int((every > value).sum()) + 1
