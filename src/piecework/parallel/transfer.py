@@ -10,7 +10,7 @@ import json
 
 from piecework.errors import CorruptEntry
 from piecework.store.protocol import PROGRAM, KernelStore
-from piecework.store.remote import artifacts_of, blobs_of
+from piecework.store.references import artifacts_of, blobs_of
 from piecework.values.record import record_from
 
 

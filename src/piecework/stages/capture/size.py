@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from piecework.span_events import sub_phase
 from piecework.spans import spanning
 from piecework.stages.capture.choice import Choice
 from piecework.stages.capture.externals import Census, Owners, record_externals, refuse_written_inputs, written_outside
+from piecework.stages.capture.learned import Learned, Observed
 from piecework.stages.capture.recorder import Notes, Observing, Recorder
-from piecework.stages.capture.results import ResultRule, plan_outputs, rename
+from piecework.stages.capture.results import plan_outputs, rename
 from piecework.stages.capture.sources import MODEL, Source
 from piecework.stages.capture.state import State, declared_state
 from piecework.stages.capture.trials import Steps, Trials, attributes_of, refuse_attribute_writes, step_tensors
@@ -43,29 +44,6 @@ from piecework.values.phases import (
 )
 
 GRAPH_BYTES = 64 << 10  # what a driver keeps for one graph, until the first capture has measured it
-
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """What the warm-up run of a full graph showed: the same pieces need none between cuts."""
-
-    source: Source
-    size: int
-    needed_bytes: int
-    notes: Notes
-
-
-@dataclass
-class Learned:
-    """What one run teaches for all sizes."""
-
-    rule: ResultRule | None = None
-    state: State | None = None
-    forms_seen: set[str] = field(default_factory=set)
-    lowered: dict[str, PhaseCapture] = field(default_factory=dict)
-    graph_count: int = 0
-    is_collected: bool = False
-    observed: Observed | None = None
 
 
 class SizeMaker:
