@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import piecework as pw
 from e2e.command import llama_folder, piecework
+from piecework.diagnostics.report.collect import collect
 from piecework.diagnostics.report.compare import compare
 from piecework.diagnostics.report.render import render, render_comparison
+from piecework.diagnostics.run_file import read_run
+from piecework.errors import OptionError
 from piecework.values.shapes import Range
 from piecework.values.view import verdicts_of
 from report_runs import LARGEST, Missed, Page, missed_run
@@ -100,6 +107,54 @@ def test_what_a_run_says_of_itself_is_text(missed: Missed) -> None:
     html = render(missed.view)
     assert "<of three>" not in html
     assert "a toy &lt;of three&gt; layers" in html
+
+
+MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+ODD = (MARKUP, None, -1, 1e308, [], {}, True, "", 10**30)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_file_that_was_changed_gives_a_page_of_text_or_is_refused(
+    missed: Missed, tmp_path: Path, seed: int
+) -> None:
+    chance, document = random.Random(seed), json.loads(missed.file.read_text())
+    refused = 0
+    for number in range(40):
+        changed = copy.deepcopy(document)
+        entry = chance.choice([*changed["traceEvents"], changed["piecework"]])
+        place = entry["args"] if "args" in entry and chance.random() < 0.6 else entry
+        name = chance.choice(list(place))
+        place[name] = chance.choice(ODD)
+        if chance.random() < 0.3:
+            del place[name]
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(changed))
+        try:
+            page = render(collect(read_run(file), pw.MemoryStore()))
+        except OptionError as error:
+            assert "is no run" in error.message
+            refused += 1
+        else:
+            assert MARKUP not in page and Page(page).loads == []
+    assert 0 < refused < 40
+
+
+def test_markup_in_every_text_of_a_run_stays_text(missed: Missed, tmp_path: Path) -> None:
+    document = json.loads(missed.file.read_text())
+    for entry in document["traceEvents"]:
+        for name, value in entry["args"].items():
+            if isinstance(value, str) and name != "event" and value not in ("decode", "prefill"):
+                entry["args"][name] = value + MARKUP
+    for name in ("command", "started_at", "system"):
+        document["piecework"][name] = [MARKUP] if name == "command" else MARKUP
+    document["piecework"]["versions"] = {MARKUP: MARKUP}
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(document))
+    run = read_run(file)
+    view = collect(run, pw.MemoryStore())
+    for page in (render(view), render_comparison(compare(view, missed.view))):
+        assert MARKUP not in page and "&lt;img src=x" in page
+        assert Page(page).loads == []
 
 
 def test_two_runs_side_by_side(missed: Missed) -> None:

@@ -174,7 +174,7 @@ def test_what_cannot_be_written_back_is_told_once(bucket: str, tmp_path: Path) -
     start(store, seen)
     assert store.flush(60.0) > 0
     assert [reason for reason in warnings_of(seen) if reason.startswith("what is made here is not written to it")]
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot be listed"):
         push(DiskStore(tmp_path, trust=AnyFiles()), Link(nowhere))
 
 

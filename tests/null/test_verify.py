@@ -17,9 +17,13 @@ from piecework.compilers.eager import EagerCompiler
 from piecework.events import ArtifactCompiled, FallBack, Recorder, RecordHit, RecordMiss, VerificationFailed, Verified
 from piecework.pipeline import compile_model
 from piecework.runtime.program import Program
+from piecework.seam.fx import parse_piece
 from piecework.stages.verify import Verification
+from piecework.stages.verify.beside import Widened, expect
+from piecework.stages.verify.draw import Source
 from piecework.store.protocol import ARTIFACT
 from piecework.values.artifact import INDUCTOR, TEXT, Artifact
+from piecework.values.difference import compare
 from piecework.values.shapes import Range
 from piecework.values.verdict import FAILED, HELD, UNTRIED
 from planted_compilers import Fault, PlantedCompiler, off_by_one_percent, with_other_strides, with_result
@@ -247,3 +251,14 @@ def test_what_was_stored_unverified_and_is_wrong_is_replaced() -> None:
         assert torch.equal(right(x), model(x)) and not torch.equal(wrong(x), model(x))
     _, again, _ = compile_with(off_by_one_percent, model, store)
     assert again.of(RecordHit) and again.of(FallBack)  # told at each start
+
+
+def test_a_reference_that_a_gpu_has_no_room_for_is_computed_on_the_cpu() -> None:
+    """The same numbers, wherever they are computed: here it is one place, under a bound that nothing keeps."""
+    piece = parse_piece(MIDDLE)
+    values = Source(piece).draw({"s0": 5})
+    usual, aside = expect(piece, values, Widened()), expect(piece, values, Widened(device_bytes=0.0))
+    assert usual.reference is not None and aside.reference is not None
+    assert all(map(torch.equal, usual.reference, aside.reference))
+    assert {each.dtype for each in aside.reference} == {torch.float64}
+    assert not any(found.fault for found in map(compare, aside.names, aside.eager, aside.eager, aside.reference))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from piecework.diagnostics.run_check import check_entry, check_facts
 from piecework.errors import OptionError
 
 FORMAT = "piecework run 1"
@@ -87,18 +88,20 @@ def read_run(path: str | Path) -> Run:
         about = dict(document["piecework"])
         if about.pop("format") != FORMAT:
             raise OptionError(f"`{file}` holds a run in a format that this release does not read", hint="upgrade")
+        check_facts(about)
         events, threads = [], {}
         for entry in document["traceEvents"]:
             if entry["ph"] != "M":
+                check_entry(entry)
                 events.append(_event(entry))
             elif entry["name"] == "thread_name":
-                threads[entry["pid"], entry["tid"]] = entry["args"]["name"]
+                threads[entry["pid"], entry["tid"]] = str(entry["args"]["name"])
         return Run(events, about.pop("wall_ns"), about.pop("ready_ns"), about, threads)
     except OSError as error:
         raise OptionError(
             f"there is no run to read at `{file}`: {error.strerror}", hint="give a file that `--timeline FILE` wrote"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
             f"`{file}` is no run: {type(error).__name__}: {error}", hint="give a file that `--timeline FILE` wrote"
         ) from error

@@ -26,14 +26,28 @@ def toolchain(device: str) -> dict[str, str]:
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }
     if factors["device"] == "cuda":
-        if not torch.cuda.is_available():
-            raise OptionError("torch finds no CUDA device here", hint="use `cpu`: `--device cpu`")
+        _refuse_absent(device)
         major, minor = torch.cuda.get_device_capability(torch.device(device))
         return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
     # Kernels are built for this very processor, so all the instructions that it knows stand in the key.
     flags = digest_text(" ".join(sorted(processor_flags())))[:16]
     arch = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {flags}"
     return factors | {"arch": arch, "os": platform.system()}
+
+
+def _refuse_absent(device: str) -> None:
+    """Say so where a GPU is not here: kernels are tuned on one of the architecture that they are for."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise OptionError(
+            "torch finds no CUDA device here",
+            hint="`--device cpu`, or a machine with a GPU of the architecture that will serve: what is built for a GPU "
+            "is built on one like it",
+        )
+    index = torch.device(device).index or 0
+    if index >= count:
+        last = f"`cuda:{count - 1}`" if count > 1 else "`cuda:0` alone"
+        raise OptionError(f"`{device}` is not here: {count} CUDA devices are", hint=f"the last one is {last}")
 
 
 def _release(package: str) -> str:

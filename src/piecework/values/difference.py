@@ -42,13 +42,16 @@ def compare(
     Tensors:
         result     any  model  as the artifact gave it
         eager      any  model  as the text gives it
-        reference  any         the same in higher precision
+        reference  any         the same in higher precision, on any device: there it is compared
         settled    any  bool   false where memory was never written or numbers are random
     """
     wrong = _layout_fault(result, eager)
     if wrong:
         return Difference(name, math.inf, 0.0, math.inf, f"`{name}` {wrong}")
     assert isinstance(result, Tensor)
+    if reference is not None and reference.device != eager.device:
+        result, eager = result.to(reference.device), eager.to(reference.device)
+        settled = settled if settled is None else settled.to(reference.device)
     known = torch.ones_like(eager, dtype=torch.bool) if settled is None else settled
     if not (eager.is_floating_point() or eager.is_complex()):
         return _compare_whole(name, result, eager, reference, known)

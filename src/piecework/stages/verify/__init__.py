@@ -20,7 +20,7 @@ from piecework.seam.evaluate import is_random, operators_of
 from piecework.seam.fx import PieceGraph, parse_piece
 from piecework.seam.loader import load
 from piecework.seam.stand_in import stand_ins
-from piecework.stages.verify.beside import CANNOT_RUN, Expected, Widened, expect
+from piecework.stages.verify.beside import CANNOT_RUN, DEVICE_BYTES, Expected, Widened, expect
 from piecework.stages.verify.draw import Source
 from piecework.stages.verify.sizes import sizes_to_try
 from piecework.values.artifact import INDUCTOR, TEXT, Artifact, LoadedPiece
@@ -28,6 +28,7 @@ from piecework.values.difference import Difference
 from piecework.values.graph import Plan
 from piecework.values.packing import join
 from piecework.values.shapes import Box
+from piecework.values.signature import TensorSpec
 from piecework.values.verdict import FAILED, HELD, UNTRIED, Verdict
 
 KernelPath = Callable[[str], Path]
@@ -83,6 +84,7 @@ class Verification:
         if artifact.kind == TEXT and artifact.text == text:
             return Verdict(UNTRIED)
         if text != self._text or self._piece is None or self._source is None:
+            self._forget()
             self._text, self._piece = text, parse_piece(text)
             self._source = Source(self._piece, self._weights_of(number))
         origin = "drawn" if self._source.is_drawn else "real"
@@ -96,16 +98,34 @@ class Verification:
             return Verdict(UNTRIED, f"it does not load here: {error.message}")
         except Exception as error:  # noqa: BLE001  text that a compiler wrote may fail in any way
             return Verdict(FAILED, f"it does not load: `{type(error).__name__}: {error}`", {"verified": "failed"})
+        widened = Widened(DEVICE_BYTES if _fills_gpu(self._source, self._piece) else math.inf)
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         yield
         fork = partial(torch.random.fork_rng, devices, enabled=is_random(self._piece))
-        return (yield from _try_all(self._piece, box, loaded, self._source, origin, fork))
+        return (yield from _try_all(self._piece, box, loaded, self._source, origin, fork, widened))
+
+    def _forget(self) -> None:
+        """Let go of what was drawn for a piece, on the GPU too, before the next one's weights are drawn."""
+        was_drawn = self._source is not None and self._piece is not None and _fills_gpu(self._source, self._piece)
+        self._source = self._piece = None
+        if was_drawn:
+            torch.cuda.empty_cache()
+
+
+def _fills_gpu(source: Source, piece: PieceGraph) -> bool:
+    """Tell whether weights are drawn on a GPU, where a build must make do with little memory."""
+    return source.is_drawn and any(isinstance(s, TensorSpec) and s.device != "cpu" for _, s in piece.parameters)
 
 
 def _try_all(
-    piece: PieceGraph, box: Box, loaded: LoadedPiece, source: Source, origin: str, fork: Callable[[], Any]
+    piece: PieceGraph,
+    box: Box,
+    loaded: LoadedPiece,
+    source: Source,
+    origin: str,
+    fork: Callable[[], Any],
+    widened: Widened,
 ) -> Generator[None, None, Verdict]:
-    widened = Widened()
     low = {name: size.low for name, size in box.items()}
     with fork():
         first = _run_eager(low, source, widened)  # finds what kind of inputs suits it

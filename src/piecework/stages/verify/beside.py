@@ -29,6 +29,9 @@ from piecework.values.tolerance import reference_dtype
 CANNOT_RUN = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError, PieceworkError)
 _FILLS = (2.0, 3.0)  # what unwritten memory holds in two runs of eager: what differs between them is no result
 _MOST_BYTES = 4 << 30  # of weights in higher precision
+# The same on a GPU where weights are drawn: a build has to fit beside whatever else uses the GPU.
+DEVICE_BYTES = 3 << 28
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,18 @@ def _reference(
     size_bytes = sum(v.numel() for v in values if isinstance(v, Tensor) and v.is_floating_point()) * wanted.itemsize
     if switches_precision(piece) or size_bytes > _MOST_BYTES:
         return None
+    place = _CPU if widened is not None and size_bytes > widened.device_bytes else None
     given = own_inputs(piece, values)
+    if place is not None:
+        given = [value.to(place) if isinstance(value, Tensor) and not _is_weight(spec) else value
+                 for value, (_, spec) in zip(given, piece.parameters, strict=True)]  # fmt: skip
     if writes_in_place(piece):
-        given = [value.to(_wide(value, wanted)) if isinstance(value, Tensor) else value for value in given]
+        given = [_widen(value, wanted, place) if isinstance(value, Tensor) else value for value in given]
     elif widened is not None:
-        given = [widened.of(value, wanted) if _is_weight(spec) else value
+        given = [widened.of(value, wanted, place) if _is_weight(spec) else value
                  for value, (_, spec) in zip(given, piece.parameters, strict=True)]  # fmt: skip
     try:
-        found = all_results(piece, evaluate(piece, given, Change(fill=_FILLS[0], dtype=wanted)), given)
+        found = all_results(piece, evaluate(piece, given, Change(fill=_FILLS[0], dtype=wanted, device=place)), given)
     except CANNOT_RUN:
         return None
     return found if list(map(_shape, found)) == list(map(_shape, eager)) else None
@@ -129,13 +136,14 @@ def _is_weight(spec: Spec) -> bool:
 
 
 class Widened:
-    """Weights in higher precision, each made once."""
+    """Weights in higher precision, each made once; of inputs beyond `device_bytes` they are made on the CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_bytes: float = math.inf) -> None:
+        self.device_bytes = device_bytes
         self._made: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def of(self, value: Tensor, wanted: torch.dtype) -> Tensor:
-        """Return a weight in the precision of the reference.
+    def of(self, value: Tensor, wanted: torch.dtype, place: torch.device | None) -> Tensor:
+        """Return a weight in the precision of the reference, on a device of its own if one is given.
 
         Tensors:
             value  [...]  model
@@ -143,8 +151,13 @@ class Widened:
         """
         key = (id(value), _wide(value, wanted))
         if key not in self._made:
-            self._made[key] = (value, value.to(key[1]))  # the weight is held, so that no other gets its identity
+            self._made[key] = (value, _widen(value, wanted, place))  # held, so that no other gets its identity
         return self._made[key][1]
+
+
+def _widen(value: Tensor, wanted: torch.dtype, place: torch.device | None) -> Tensor:
+    dtype = _wide(value, wanted)
+    return (value if place is None else value.to(place)).to(dtype)
 
 
 def _wide(value: Tensor, wanted: torch.dtype) -> torch.dtype:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from piecework.seam.evaluate import Change, evaluate, is_random, layouts
 from piecework.seam.fx import PieceGraph
-from piecework.stages.verify.beside import own_inputs
+from piecework.stages.verify.beside import DEVICE_BYTES, own_inputs
 from piecework.stages.verify.draw import Source, empty_inputs
 from piecework.values.difference import copy_of
 from piecework.values.shapes import Box
@@ -25,6 +25,7 @@ from piecework.values.signature import TensorSpec
 MOST_ROWS = 512
 _MOST_BYTES = 1 << 30  # of all values together that eager makes at a size
 _MOST_WORK = 1 << 29  # rows times elements of weights, on a CPU
+_AT_ONCE = 16  # times as much, where the CPU has only the reference to compute
 _FEW = 6
 
 
@@ -40,7 +41,7 @@ def sizes_to_try(piece: PieceGraph, box: Box, source: Source) -> tuple[list[dict
         if name not in dependent:
             tops[name] = max(box[name].low, min(tops[name], MOST_ROWS))
     for name in wide:
-        tops[name] = max(box[name].low, min(tops[name], _affordable_rows(piece)))
+        tops[name] = max(box[name].low, min(tops[name], _affordable_rows(piece, source)))
     tops = _fitting(piece, box, tops)
     low = {name: size.low for name, size in box.items()}
     between = {name: _between(low[name], tops[name]) for name in box}
@@ -53,12 +54,13 @@ def _between(low: int, top: int) -> int:
     return max(low, min(top, math.isqrt(low * top) | 1))
 
 
-def _affordable_rows(piece: PieceGraph) -> int:
-    elements = sum(
-        math.prod(int(size) for size in spec.shape)
-        for _, spec in piece.parameters
-        if isinstance(spec, TensorSpec) and spec.is_weight and spec.device == "cpu" and len(spec.shape) > 1
-    )
+def _affordable_rows(piece: PieceGraph, source: Source) -> int:
+    """Return how many rows a CPU may be given: the artifact's, or the reference of one whose weights fill a GPU."""
+    weights = [s for _, s in piece.parameters if isinstance(s, TensorSpec) and s.is_weight and len(s.shape) > 1]
+    elements = sum(math.prod(int(size) for size in spec.shape) for spec in weights if spec.device == "cpu")
+    elsewhere = sum(math.prod(int(size) for size in spec.shape) for spec in weights if spec.device != "cpu")
+    if source.is_drawn and elsewhere * 4 > DEVICE_BYTES:
+        return max(2, _AT_ONCE * _MOST_WORK // elsewhere)
     return max(2, _MOST_WORK // max(1, elements))
 
 
