@@ -24,6 +24,8 @@ from piecework.ops.operators import implement
 from piecework.ops.quantise import quant_fp8
 from piecework.ops.reference import AttentionBackend, AttentionRule, ReferenceAttention
 from piecework.ops.rotary import rotary
+from piecework.ops.rows import fill_rows as fill_rows
+from piecework.ops.rows import first_rows as first_rows
 from piecework.ops.state_scan import RecurrentState, allocate_states, state_scan
 from piecework.ops.step import Hook, Step, current_step, opaque_body, step_context
 

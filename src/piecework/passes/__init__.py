@@ -17,6 +17,7 @@ __all__ = ["BUILT_IN", "PieceRewriting", "apply_passes", "diff_of", "graph_pass"
 BUILT_IN: dict[str, str] = {
     "merge_linears": "piecework.passes.merge_linears",
     "no_ops": "piecework.passes.no_ops",
+    "sequence_parallel": "piecework.passes.sequence_parallel",
 }
 
 

@@ -6,8 +6,20 @@ moves the wait itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+ALL_REDUCE = "_c10d_functional::all_reduce"
+REDUCE_SCATTER = "_c10d_functional::reduce_scatter_tensor"
+ALL_GATHER = "_c10d_functional::all_gather_into_tensor"
+WAIT = "_c10d_functional::wait_tensor"
+
+
+def overload(name: str) -> Any:
+    """Return the operator of a collective's name, as a graph calls it."""
+    return getattr(torch.ops._c10d_functional, name.partition("::")[2]).default
 
 
 def prepare() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from torch import fx
 
+from piecework.seam.collectives import WAIT
 from piecework.seam.kinds import is_view, operator_name
 
 SPACES = ("_c10d_functional", "_c10d_functional_autograd")
-WAIT = "_c10d_functional::wait_tensor"
 
 
 def is_collective(node: fx.Node) -> bool:

@@ -15,11 +15,12 @@ import torch
 from torch import fx
 
 from piecework.errors import ContractError, OptionError, SplitError
+from piecework.seam.collectives import WAIT
 from piecework.seam.contracts import faults_of_registration, unused_calls
 from piecework.seam.kinds import is_state, is_trivial, names_operator, operator_name
 from piecework.seam.names import registered_operators
 from piecework.seam.views import take_views_inside
-from piecework.seam.waits import WAIT, parted
+from piecework.seam.waits import parted
 from piecework.values.declaration import registry
 from piecework.values.graph import BY_COMPILER, FX, INLINE, OPAQUE, PIECE, SplitGraph, Stretch, TracedGraph
 from piecework.values.signature import TensorSpec

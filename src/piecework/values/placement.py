@@ -27,3 +27,9 @@ ALONE = Placement()
 def group_name(ranks: int) -> str:
     """Return the name under which a graph's collectives find their process group: the same text on every rank."""
     return f"tensor_parallel_{ranks}"
+
+
+def ranks_of(group: str) -> int:
+    """Return the number of ranks in a group of that name; 0 where the name is no group of ranks that share a model."""
+    head, _, ranks = group.rpartition("_")
+    return int(ranks) if ranks.isdecimal() and group_name(int(ranks)) == f"{head}_{ranks}" else 0
