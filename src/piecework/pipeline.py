@@ -191,7 +191,7 @@ def _build_side(
 ) -> tuple[str, Record]:
     from piecework.stages.compile import Job, compile_jobs
     from piecework.stages.graph_text import leave_graph
-    from piecework.stages.notes import notes_of, tell_cuts
+    from piecework.stages.notes import collectives_in, notes_of, tell_cuts
     from piecework.stages.record import make_record
     from piecework.stages.rewrite import naming_cuts, rewrite
     from piecework.stages.split import split
@@ -225,6 +225,7 @@ def _build_side(
         evidence = collect(traced.guards, traced.code, traced.constants, source.model)
         factors = factors_of_side(request.factors, "" if side.bounds == bounds else format_box(side.bounds), siblings)
         notes = notes_of(artifacts, store, check) | ({"passes": reports} if reports else {})
+        notes |= {"collectives": found} if (found := collectives_in(traced.graph)) else {}
         record = make_record(
             traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
             proofs=side.proofs, bounds=bounds, siblings=siblings, cpp_compiler=request.cpp_compiler,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from house.source_tree import ROOT
+from tiny_models import tiny_folder
 
 EXAMPLES = ROOT / "examples"
 
 
-def run_example(name: str, *arguments: str | Path) -> str:
+def run_example(name: str, *arguments: str | Path, launcher: tuple[str, ...] = ()) -> str:
     """Run an example in a process of its own; return what it printed."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PIECEWORK_")}
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:piecework", str(EXAMPLES / name), *map(str, arguments)],
+        [sys.executable, "-W", "error::UserWarning:piecework", *launcher, str(EXAMPLES / name), *map(str, arguments)],
         capture_output=True, text=True, timeout=900, check=False, env=kept | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -76,3 +78,18 @@ def test_a_warm_start(tmp_path: Path) -> None:
     assert second[0] == "record found: yes, traced: no"
     assert second[1] == "compiled 0, loaded 2"
     assert second[2] == "imported of the compiler: nothing"
+
+
+def test_several_ranks(tmp_path: Path) -> None:
+    """Run by torchrun as its first lines say; the module is what the command `torchrun` runs."""
+    model = tiny_folder("llama", tmp_path / "llama")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    lines = run_example("several_ranks.py", model, tmp_path / "store", launcher=launcher).splitlines()
+    started = sorted(line for line in lines if "the program" in line)
+    assert started[0].startswith("rank 0: the program was built on rank 0; compiled 6")
+    assert started[1] == "rank 1: the program was built on rank 0; compiled 0 here"
+    answers = {line.partition(": ")[2] for line in lines if "[" in line}
+    assert len(answers) == 1

@@ -14,6 +14,7 @@ from piecework.errors import ArtifactMissing, CorruptEntry
 from piecework.events import Observer, ignore
 from piecework.models.folder import open_folder
 from piecework.options import CompileOptions
+from piecework.parallel.wire import count_collectives, sent_bytes
 from piecework.pipeline import build
 from piecework.stages.evidence import why_stale
 from piecework.stages.find import find_record
@@ -93,8 +94,26 @@ def explain_record(key: str, record: Record, where: Store, store: Store) -> dict
         "missing_artifacts": missing,
         "bytes": sum(_size_of_each(pieces).values()),
         "inputs": [{"path": leaf["path"], "spec": leaf["spec"]} for leaf in record.inputs],
+        **_explain_ranks(record),
         "weights": sum(binding["kind"] == "weight" for binding in record.values.values()),
         "sources": [f"{source.package}/{source.path}" for source in record.sources],
+    }
+
+
+def _explain_ranks(record: Record) -> dict[str, Any]:
+    """Return who shares the model, where several ranks do, and what one of them sends in a step."""
+    ranks = record.factors["config"]["options"].get("tensor_parallel_size", 1)
+    if ranks < 2:
+        return {}
+    sizes = {symbol["name"]: 64 for symbol in record.symbols}
+    sites = [site for site in record.notes.get("sites", ()) if "num_kv_heads" in site]
+    return {
+        "ranks": {
+            "count": ranks,
+            "collectives": count_collectives(record.notes),
+            "kv_heads": sites[0]["num_kv_heads"] if sites else 0,
+            "sent_bytes_of_64_tokens": sent_bytes(record.notes, sizes),
+        }
     }
 
 

@@ -20,6 +20,7 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         _cut_line(found),
         *_differing_cuts(found["cuts_by_range"]),
         f"operators   {_operators(found['operators'])}",
+        *_rank_lines(found.get("ranks")),
         *(line for report in found["passes"] for line in _pass_lines(report)),
         *(f"capture     {line}" for line in found.get("capture", [])),
         "",
@@ -32,6 +33,17 @@ def explain_lines(found: Mapping[str, Any]) -> list[str]:
         lines += ["", f"not started from the store: {miss['reason']}"]
         lines += [f"  differs: {each}" for each in miss["factors"]]
     return lines
+
+
+def _rank_lines(ranks: Mapping[str, Any] | None) -> list[str]:
+    """Say how many ranks share the model, and what a step sends between them."""
+    if ranks is None:
+        return []
+    counts = ", ".join(f"{count} {name}" for name, count in ranks["collectives"].items())
+    return [
+        f"ranks       {ranks['count']}, each with {ranks['kv_heads']} heads of keys a layer; a step has {counts}",
+        f"wire        a rank sends {ranks['sent_bytes_of_64_tokens']} bytes in a step of 64 tokens",
+    ]
 
 
 def _cut_line(found: Mapping[str, Any]) -> str:

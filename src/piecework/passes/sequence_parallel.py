@@ -1,4 +1,4 @@
-"""Sequence parallelism: between a sum over the ranks and what needs every row, each rank works on its share of the rows.
+"""Sequence parallelism: between a sum over the ranks and what needs every row, each rank works on a share of them.
 
     all-reduce -> add, norm -> linear   becomes   reduce-scatter -> add, norm on 1/R of the rows -> all-gather -> linear
 
@@ -24,6 +24,7 @@ from piecework.seam.kinds import is_view, mutated_arguments, operator_name
 from piecework.values.graph import TracedGraph
 from piecework.values.placement import ranks_of
 from piecework.values.rewriting import Rewritten
+from piecework.values.signature import ScalarSpec
 
 _BY_ELEMENT = {
     "add", "sub", "mul", "div", "truediv", "neg", "pow", "square", "rsqrt", "sqrt", "reciprocal", "tanh", "sigmoid",
@@ -52,7 +53,7 @@ def sequence_parallel(traced: TracedGraph) -> Rewritten:
     written = {a.name for node in graph.nodes for a in mutated_arguments(node) if a in shared}
     if written or len(gathered) > len(sums):
         why = f"`{min(written)}` is written in place" if written else f"{len(gathered)} values would be gathered"
-        return Rewritten(traced, (), (*misses, f"all {len(sums)} sums are left: {why}"))
+        return Rewritten(traced, (), (*misses, *(f"{node.name}: {why}, for {len(sums)} sums" for node in sums)))
     if sums:
         _rewrite(sums, shared, gathered, symbols)
     return Rewritten(traced, tuple(_title(node, sums) for node in sums), tuple(misses))
@@ -69,7 +70,7 @@ def _rewrite(
         made = node
         if node in sums:
             made = _scatter(node, group, leading)
-        elif is_view(node) and not is_cast(node) and node.target is not operator.getitem:
+        elif _is_plain_view(node):
             made = _reshape(node, leading)
         if node in wholes:
             rows = symbols[str(_rows(spec_of(node).shape))]  # type: ignore[union-attr]
@@ -97,8 +98,16 @@ def _shared(graph: fx.Graph, sums: list[fx.Node]) -> dict[fx.Node, None]:
     for node in graph.nodes:
         if node not in shared and any(each in shared for each in node.all_input_nodes) and _is_by_row(node, shared):
             shared[node] = None
+    for node in reversed(list(graph.nodes)):  # several views of one value are taken after it is gathered, once
+        if node in shared and _is_plain_view(node) and not any(user in shared for user in node.users):
+            del shared[node]
     order = {node: place for place, node in enumerate(graph.nodes)}
     return dict.fromkeys(sorted(shared, key=order.__getitem__))
+
+
+def _is_plain_view(node: fx.Node) -> bool:
+    """Tell whether a node gives rows of other leading dimensions, and no other numbers."""
+    return is_view(node) and not is_cast(node) and node.target is not operator.getitem
 
 
 def _is_by_row(node: fx.Node, shared: dict[fx.Node, None]) -> bool:
@@ -109,8 +118,7 @@ def _is_by_row(node: fx.Node, shared: dict[fx.Node, None]) -> bool:
     if not tells or node.meta.get("number") or mutated_arguments(node):
         return False
     for each in node.all_input_nodes:
-        given = spec_of(each)
-        if each not in shared and (given is None or any(isinstance(size, str) for size in given.shape)):
+        if each not in shared and not _is_number(each) and not _has_no_rows(each):
             return False
     first = next(spec_of(each) for each in node.all_input_nodes if each in shared)
     if form_of(node) in _OURS:
@@ -125,6 +133,18 @@ def _is_by_row(node: fx.Node, shared: dict[fx.Node, None]) -> bool:
     if name in _NORMS:
         return len(argument(node, 1, "normalized_shape", ())) == 1
     return is_view(node) and name in ("view", "reshape", "flatten", "unsqueeze", "squeeze") and spec.stride is None
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Tell whether a node gives a size, or what follows from sizes."""
+    is_symbol = node.op == "placeholder" and spec_of(node) is None
+    return is_symbol or bool(node.meta.get("number")) or isinstance(node.meta.get("spec"), ScalarSpec)
+
+
+def _has_no_rows(node: fx.Node) -> bool:
+    """Tell whether a tensor's sizes are all fixed: it does not grow with the tokens of a step."""
+    spec = spec_of(node)
+    return spec is not None and not any(isinstance(size, str) for size in spec.shape)
 
 
 def _scatter(wait: fx.Node, group: str, leading: int) -> fx.Node:

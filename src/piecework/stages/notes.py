@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from torch import fx
+
 from piecework.events import CutInside, FallBack, Observer
+from piecework.seam.kinds import operator_name
 from piecework.seam.loader import regions_of
+from piecework.seam.waits import is_collective
 from piecework.store.protocol import ARTIFACT, Store
 from piecework.values.artifact import Artifact
 from piecework.values.graph import BY_COMPILER, OPAQUE, Plan
+from piecework.values.placement import ranks_of
+from piecework.values.signature import TensorSpec
 from piecework.values.verdict import Check, let_pass
 
 
@@ -44,3 +51,15 @@ def fallen(artifacts: Mapping[tuple[int, str], str], store: Store) -> list[dict[
             what = f"piece {number} at {box} runs otherwise than asked for"
             found.append({"what": what, "reason": str(facts["fall_back"]), "budget_s": facts.get("budget_s", 0)})
     return found
+
+
+def collectives_in(graph: fx.Graph) -> list[dict[str, Any]]:
+    """Return the collectives of a graph, equal ones once with their count: operator, ranks, and what each gives."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for node in graph.nodes:
+        spec = node.meta.get("spec")
+        ranks = next((n for arg in node.args if isinstance(arg, str) and (n := ranks_of(arg))), 0)
+        if is_collective(node) and isinstance(spec, TensorSpec) and ranks:
+            counts[operator_name(node).partition(".")[0], ranks, spec.dtype, spec.shape] += 1
+    names = ("operator", "ranks", "dtype", "shape")
+    return [{**dict(zip(names, each, strict=True)), "shape": list(each[3]), "count": n} for each, n in counts.items()]
