@@ -102,6 +102,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
     assert step is not None, "attention ran outside a step"
     rows, heads, width = query.shape
     keys, values = step.keys[layer], step.values[layer]
+    if rows >= keys.shape[0]:  # more rows than sequences: the tokens of one prompt, which see one another
+        own = (each.transpose(0, 1)[None] for each in (query, key, value))
+        return F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
     keys.view(-1, *keys.shape[2:]).index_copy_(0, step.slots[:rows], key)
     values.view(-1, *values.shape[2:]).index_copy_(0, step.slots[:rows], value)
     mask = None
