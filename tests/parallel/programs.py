@@ -48,3 +48,13 @@ def tell_each(folders: list[Path], stores: list[Path], ranks: int, compiler: str
         rank = dist.get_rank() if dist.is_initialized() else int(__import__("os").environ.get("RANK", "0"))
         found[folder.name] = tell(folder, stores[rank % len(stores)], ranks, compiler, more)
     return found
+
+
+def alternate(folder: Path, store: Path, settings: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """Open several engines in this process, then ask each in turn, twice."""
+    kept = pw.DiskStore(store)
+    engines = [
+        pw.LLM(folder, options=options(one["ranks"], "eager", passes=one["passes"]), store=kept) for one in settings
+    ]
+    answers = [engine.generate(PROMPTS, max_tokens=6, ignore_eos=True) for _ in range(2) for engine in engines]
+    return [[each.token_ids for each in one] for one in answers]

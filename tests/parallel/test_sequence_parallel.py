@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import piecework as pw
-from parallel.programs import options, tell, tell_each
+from parallel.programs import alternate, options, tell, tell_each
 from parallel.several_ranks import on_ranks
 from piecework.api.folder import build_folder
 from piecework.errors import PassError
@@ -58,6 +58,7 @@ def test_the_shorter_residual_crosses_cuts_and_no_more_is_sent(folder: Path, sto
     assert (len(shared.pieces), len(plain.pieces)) == (3, 3)
 
 
+@pytest.mark.slow
 def test_on_and_off_give_the_same_tokens(folder: Path, store: pw.DiskStore) -> None:
     """Prompts of one and of eleven tokens, and steps of one: numbers of rows that two ranks do not divide."""
     record_of(folder, store, passes=PASSES)
@@ -65,6 +66,18 @@ def test_on_and_off_give_the_same_tokens(folder: Path, store: pw.DiskStore) -> N
     found = on_ranks(2, tell_each, [folder], [store.path], 2, "eager", {"passes": PASSES})
     assert [each["llama"]["tokens"] for each in found] == [alone["tokens"]] * 2
     assert [each["llama"]["traced"] for each in found] == [0, 0]
+
+
+@pytest.mark.parametrize("is_reversed", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_engines_of_one_process_share_nothing(folder: Path, store: pw.DiskStore, is_reversed: bool) -> None:
+    """One rank alone, two, and two that share out rows: whichever is made first, each answers as if it were alone."""
+    settings = [{"ranks": 1, "passes": ()}, {"ranks": 2, "passes": ()}, {"ranks": 2, "passes": PASSES}]
+    for one in settings[1:]:
+        record_of(folder, store, passes=one["passes"])
+    order = settings[::-1] if is_reversed else settings
+    found = on_ranks(2, alternate, folder, store.path, order)
+    alone = [each[:6] for each in tell(folder, None, 1, "eager", {"mode": "none"})["tokens"]]
+    assert found == [[alone] * 6] * 2
 
 
 @pytest.mark.slow
