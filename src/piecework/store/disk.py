@@ -130,9 +130,10 @@ class DiskStore:
         It is the blob itself, unless another user could change it after it was verified.
         """
         data = self.read_blob(digest)
-        if self._memory.has_blob(digest) or not self.entries.is_private:
+        parts = blob_parts(digest)
+        if self._memory.has_blob(digest) or not self.entries.is_private(parts):
             return self._kernels.path_of(digest, data)
-        path = self.path.joinpath(*blob_parts(digest))
+        path = self.path.joinpath(*parts)
         check_executable(path)
         return path
 

@@ -25,7 +25,7 @@ from piecework.store.envelope import (
 from piecework.store.files import Step, open_file, publish, read_all, set_aside
 from piecework.store.layout import FORMAT, MARKER, Parts, signature_parts
 from piecework.store.protocol import Record, RecordCheck
-from piecework.store.trust import Trust, find_open_folder
+from piecework.store.trust import Trust, fault_of, find_open_folder
 from piecework.values.digest import digest_bytes
 
 MAXIMUM_BLOB_BYTES = 8 << 30
@@ -118,7 +118,7 @@ class Entries:
         self.check_folder()
         status: os.stat_result | None = None
         try:
-            with open_file(self.root, parts, quiet=quiet) as (descriptor, status):
+            with open_file(self.root, parts, quiet=quiet, see=self.trust.check_file) as (descriptor, status):
                 self.trust.check_file(self.root.joinpath(*parts), status)
                 if status.st_size > limit:
                     raise Damaged(f"it is {status.st_size} bytes long, of {limit} at most")
@@ -145,7 +145,7 @@ class Entries:
         """Tell whether an entry holds `data` already, which then counts as written now; damage is moved aside."""
         self.check_folder()
         try:
-            with open_file(self.root, parts, quiet=True) as (descriptor, status):
+            with open_file(self.root, parts, quiet=True, see=self.trust.check_file) as (descriptor, status):
                 self.trust.check_file(self.root.joinpath(*parts), status)
                 if status.st_size == len(data) and read_all(descriptor, status.st_size) == data:
                     with suppress(OSError):  # so that a collector at work does not take it for an old one
@@ -237,9 +237,13 @@ class Entries:
             publish(self.root, MARKER, seal(STORE_WORD, MARKER_BODY), step)
             self._is_marked = True
 
+    def is_private(self, parts: Parts) -> bool:
+        """Tell whether nobody but this user and root can change what lies at a place of the store."""
+        inner = (self.root.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1))
+        return self._is_private_root and not any(fault_of(path, os.geteuid(), is_root=True) for path in inner)
+
     @cached_property
-    def is_private(self) -> bool:
-        """Tell whether nobody but this user and root can change what lies in the folder."""
+    def _is_private_root(self) -> bool:
         return find_open_folder(self.root, os.geteuid()) is None
 
     def _too_new(self, parts: Parts, error: NewerFormat) -> FormatTooNew:

@@ -26,34 +26,45 @@ NOT_A_FOLDER = frozenset({errno.ELOOP, errno.ENOTDIR})
 FILE_MODE, FOLDER_MODE, ROOT_MODE = 0o644, 0o755, 0o700
 
 Step = Callable[[str], None]
+See = Callable[[Path, os.stat_result], None]
 
 
 def no_step(name: str) -> None:
     """Do nothing at a step of a write."""
 
 
+def no_look(path: Path, status: os.stat_result) -> None:
+    """Take a folder as it is."""
+
+
 @contextmanager
-def open_folder(root: Path, parts: Parts) -> Iterator[int]:
-    """Open a folder below the root, link by link refused; FileNotFoundError where there is none."""
+def open_folder(root: Path, parts: Parts, see: See = no_look) -> Iterator[int]:
+    """Open a folder below the root, link by link refused; FileNotFoundError where there is none.
+
+    `see` is shown each folder on the way, as it was opened, and may raise.
+    """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in parts:
+        for depth, part in enumerate(parts, 1):
             inner = os.open(part, FOLDER_FLAGS, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
+            see(root.joinpath(*parts[:depth]), os.fstat(descriptor))
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def open_file(root: Path, parts: Parts, *, quiet: bool = False) -> Iterator[tuple[int, os.stat_result]]:
-    """Open an entry for reading; `quiet` leaves its time of last access alone.
+def open_file(
+    root: Path, parts: Parts, *, quiet: bool = False, see: See = no_look
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Open an entry for reading; `quiet` leaves its time of last access alone, `see` is shown the folders on the way.
 
     Raises FileNotFoundError where nothing is, `Damaged` where something other than a readable plain file is.
     """
     try:
-        with open_folder(root, parts[:-1]) as folder:
+        with open_folder(root, parts[:-1], see) as folder:
             descriptor = _open_quietly(parts[-1], folder) if quiet else os.open(parts[-1], READ_FLAGS, dir_fd=folder)
     except OSError as error:
         raise _translate(error) from None

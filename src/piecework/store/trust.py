@@ -35,7 +35,7 @@ class Trust(Protocol):
         """Check the store's folder and the folders above it."""
 
     def check_file(self, path: Path, status: os.stat_result) -> None:
-        """Check one opened entry."""
+        """Check one opened entry, or a folder of the store on the way to it."""
 
     def check_record(self, kind: str, key: str, body: bytes, signatures: bytes | None) -> frozenset[str]:
         """Check one record's body and what was signed for it; return the digests of the blobs it vouches for."""
@@ -104,13 +104,14 @@ def find_open_folder(root: Path, user: int) -> tuple[Path, str] | None:
     written = Path(os.path.abspath(root))
     for target in dict.fromkeys((written, Path(os.path.realpath(written)))):
         for path in (*reversed(target.parents), target):
-            fault = _fault_of(path, user, is_root=path == target)
+            fault = fault_of(path, user, is_root=path == target)
             if fault:
                 return path, fault
     return None
 
 
-def _fault_of(path: Path, user: int, *, is_root: bool) -> str:
+def fault_of(path: Path, user: int, *, is_root: bool) -> str:
+    """Say through what another user could change what lies at a path; a store's own folders may not even be sticky."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):  # nothing is there: what will hold it is what counts
