@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -258,6 +259,9 @@ def test_what_is_wrong_is_told() -> None:
         step_sizes(8, 2, 1)
     with pytest.raises(OptionError, match="is no number of sites"):
         norm(1, 0)
+    if not torch.cuda.is_available():
+        with pytest.raises(OptionError, match="torch finds no CUDA device here"):
+            operator_traffic("fused_add_rms_norm", OperatorCall(device="cuda"), 1)
     for wrong in ("x", "x=T,0", "=3", "x=T,a"):
         with pytest.raises(OptionError, match="is no shape"):
             read_shape(wrong)

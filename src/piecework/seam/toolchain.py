@@ -26,7 +26,7 @@ def toolchain(device: str) -> dict[str, str]:
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
     }
     if factors["device"] == "cuda":
-        _refuse_absent(device)
+        refuse_absent(device)
         major, minor = torch.cuda.get_device_capability(torch.device(device))
         return factors | {"arch": f"sm_{major}{minor}", "cuda": str(torch.version.cuda), "triton": _release("triton")}
     # Kernels are built for this very processor, so all the instructions that it knows stand in the key.
@@ -35,8 +35,10 @@ def toolchain(device: str) -> dict[str, str]:
     return factors | {"arch": arch, "os": platform.system()}
 
 
-def _refuse_absent(device: str) -> None:
+def refuse_absent(device: str) -> None:
     """Say so where a GPU is not here: kernels are tuned on one of the architecture that they are for."""
+    if torch.device(device).type != "cuda":
+        return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise OptionError(

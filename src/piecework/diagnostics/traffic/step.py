@@ -15,6 +15,7 @@ from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.models.folder import MIN_ROWS
 from piecework.options import CompileOptions
+from piecework.seam.toolchain import refuse_absent
 from piecework.stages.find import with_siblings
 from piecework.store.protocol import SharedStore, Store
 from piecework.values.record import Record
@@ -53,6 +54,7 @@ def operator_traffic(name: str, call: OperatorCall, tokens: int, sites: int = 1)
     step_sizes(tokens)
     if sites < 1:
         raise OptionError(f"`{sites}` is no number of sites", hint="give a whole number from 1 up")
+    refuse_absent(call.device)
     record, texts = operator_program(name, call)
     sizes = {"tokens": tokens}
     as_one = "" if reference_of(f"piecework::{name}") else name  # a function's graph does not say what it is
