@@ -7,10 +7,12 @@ import random
 import shutil
 import socket
 import stat
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from piecework.errors import ArtifactMissing
 from piecework.store.disk import DiskStore
 from piecework.store.envelope import RECORD_WORD, encode_record, seal
 
@@ -39,6 +41,32 @@ def write_all(store: DiskStore) -> dict[str, Any]:
     store.write_record("program", "group.one", record)
     store.write_record("program", "group.two", record | {"model": "another"})
     return record
+
+
+def read_everything(store: DiskStore) -> tuple[int, int]:
+    """Read as a start does; every byte that comes back is right; return how many reads served and how many missed."""
+    outcomes: Counter[bool] = Counter()
+    for key in store.list_records("program", "group"):
+        try:
+            record = store.read_record("program", key)
+            assert record["toolchain"] == {"torch": "2.13"} and len(record["pieces"]) == len(KERNELS)
+            assert ("model" in record) == (key == "group.two")
+            outcomes[True] += 1
+        except ArtifactMissing:
+            outcomes[False] += 1
+            continue
+        for index, piece in enumerate(record["pieces"]):
+            for read in (
+                lambda piece=piece: store.read_record("artifact", piece["artifact"])["kernels"]["k"] == piece["blob"],
+                lambda piece=piece, index=index: store.read_blob(piece["blob"]) == KERNELS[index],
+                lambda piece=piece, index=index: store.kernel_path(piece["blob"]).read_bytes() == KERNELS[index],
+            ):
+                try:
+                    assert read()
+                    outcomes[True] += 1
+                except ArtifactMissing:
+                    outcomes[False] += 1
+    return outcomes[True], outcomes[False]
 
 
 def flip(path: Path, chance: random.Random) -> None:
