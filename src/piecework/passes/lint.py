@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from piecework.seam.fx import format_call
-from piecework.seam.kinds import mutated_arguments
+from piecework.seam.kinds import mutated_arguments, storage_of
 from piecework.seam.names import name_of
 from piecework.values.graph import TracedGraph
 
@@ -86,11 +86,13 @@ def _spec(node: Any) -> str:
 
 
 def _written(graph: fx.Graph) -> Iterator[str]:
-    """Yield the inputs that a graph writes, seen through the nodes that give a tensor of the same memory."""
+    """Yield the inputs that a graph writes, by themselves or through another tensor of their memory."""
+    owners = {storage_of(node.meta.get("example_value")): node.name for node in graph.find_nodes(op="placeholder")}
     for node in graph.nodes:
         for argument in mutated_arguments(node):
-            if argument.op == "placeholder":
-                yield argument.name
+            owner = owners.get(storage_of(argument.meta.get("example_value")) or -1)
+            if argument.op == "placeholder" or owner is not None:
+                yield argument.name if owner is None else owner
 
 
 # ------------------------------------------------------------------------------------------------------ on a piece

@@ -140,7 +140,13 @@ def _table(graph: fx.Graph, sizes: Mapping[str, Any]) -> SymbolTable:
 
     names = {size.node.expr: name for name, size in sizes.items()}
     for node in graph.nodes:
-        value = node.meta.get("example_value")
+        value, spec = node.meta.get("example_value"), node.meta.get("spec")
+        if isinstance(value, torch.Tensor) and isinstance(spec, TensorSpec):
+            # Inputs of one declared size have a symbol each, as long as nothing in the model relates them.
+            pairs = zip(value.shape, spec.shape, strict=True)
+            for size, text in pairs:
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and text in sizes:
+                    names.setdefault(size.node.expr, str(text))
         if "defines" in node.meta and isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
             names.setdefault(value.node.expr, str(node.meta["defines"]))
     return SymbolTable(names)

@@ -1,0 +1,210 @@
+"""Models that nearly are what a pass looks for: each gives what eager gives, whatever was matched or left alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import piecework as pw
+from piecework import ops
+from piecework.events import PassDone, Recorder
+from piecework.values.difference import compare
+
+WIDTH = 8
+Results = Any
+Forward = Callable[["Case", Tensor, Tensor], Results]
+
+
+def norm(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Norm as Llama writes it."""
+    wide = x.float() if x.dtype is not torch.float64 else x
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+    return normed if weight is None else weight * normed
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x[..., : WIDTH // 2], x[..., WIDTH // 2 :]
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def quantised(x: Tensor, scale: Tensor, limit: float = 448.0) -> Tensor:
+    return (x.float() / scale).clamp(-limit, limit).to(torch.float8_e4m3fn).to(x.dtype)
+
+
+def norm_then_write(m: Case, x: Tensor, y: Tensor) -> Results:
+    normed = norm(x, m.weight)
+    x.add_(1)
+    return normed, x * 2
+
+
+def written_between(m: Case, x: Tensor, y: Tensor) -> Results:
+    z = x * 1.5
+    root = torch.rsqrt(z.float().pow(2).mean(-1, keepdim=True) + 1e-5)
+    z.mul_(3)
+    return m.weight * (z.float() * root).to(z.dtype)
+
+
+def sum_written_later(m: Case, x: Tensor, y: Tensor) -> Results:
+    total = x + y
+    normed = norm(total, m.weight)
+    total.add_(normed)
+    return normed, total, total.view(-1)
+
+
+def sum_in_place(m: Case, x: Tensor, y: Tensor) -> Results:
+    y += x
+    return norm(y, m.weight), y.t()
+
+
+def gate_written(m: Case, x: Tensor, y: Tensor) -> Results:
+    both = m.up(x)
+    gate, up = both.chunk(2, -1)
+    active = F.silu(gate)
+    both.mul_(2)
+    return active * up
+
+
+def rotary_over_itself(m: Case, x: Tensor, y: Tensor) -> Results:
+    x.copy_(turned(x, y.cos(), y.sin()))
+    return x + 1
+
+
+def linears_of_views(m: Case, x: Tensor, y: Tensor) -> Results:
+    return m.query(x) + m.key(x.view(x.shape)) * m.value(x.contiguous())
+
+
+def linears_written(m: Case, x: Tensor, y: Tensor) -> Results:
+    query, key = m.query(x), m.key(x)
+    torch.relu_(query)
+    return query, key[:, 1:3], query * key
+
+
+def casts_written(m: Case, x: Tensor, y: Tensor) -> Results:
+    same = x.to(x.dtype).contiguous().view_as(x)
+    same.add_(2)
+    return x * 1, F.dropout(same, 0.5, training=False)
+
+
+def two_readers(m: Case, x: Tensor, y: Tensor) -> Results:
+    scale = m.scale * 2
+    rows = norm(x, m.weight)
+    return quantised(rows, scale), quantised(rows, m.scale), scale.sum() + rows
+
+
+def tied(m: Case, x: Tensor, y: Tensor) -> Results:
+    return m.query(x) * F.linear(x, m.table.weight) + m.table.weight[0]
+
+
+def of_a_part(m: Case, x: Tensor, y: Tensor) -> Results:
+    return m.query(x) + F.linear(x, m.wide[:8, None].expand(8, 8))
+
+
+# What is written, and how often a pass matches where that is to be said.
+CASES: dict[str, tuple[Forward, dict[str, int]]] = {
+    "a residual of a wider dtype": (lambda m, x, y: norm(x + y.float(), m.weight), {"fuse_add_norm": 0}),
+    "a weight that is part of another": (lambda m, x, y: norm(x, m.wide[4:12]), {"find_norms": 1}),
+    "a weight that is read elsewhere": (lambda m, x, y: norm(x, m.weight) + m.weight * y, {"find_norms": 1}),
+    "a weight that is an input": (lambda m, x, y: norm(x, y[0]), {"find_norms": 1}),
+    "a weight for each row": (lambda m, x, y: norm(x, y), {"find_norms": 1}),
+    "a row that is written after its norm": (norm_then_write, {}),
+    "a row that is written within its norm": (written_between, {"find_norms": 0}),
+    "a sum that is written after its norm": (sum_written_later, {}),
+    "a sum in place": (sum_in_place, {}),
+    "a sum twice": (lambda m, x, y: norm(x + y, m.weight) * norm(x + y, m.weight), {}),
+    "a sum with a factor": (lambda m, x, y: norm(torch.add(x, y, alpha=2), m.weight), {"fuse_add_norm": 0}),
+    "a sum with a number": (lambda m, x, y: norm(x + 1, m.weight), {"fuse_add_norm": 0}),
+    "a sum with one row": (lambda m, x, y: norm(x + y[:1], m.weight), {"fuse_add_norm": 0}),
+    "a gate of itself": (lambda m, x, y: F.silu(x) * x, {"find_gates": 0}),
+    "a gate over one row": (lambda m, x, y: F.silu(x) * y[:1], {"find_gates": 0}),
+    "a gate of a wider dtype": (lambda m, x, y: F.gelu(x.float(), approximate="tanh") * y, {"find_gates": 0}),
+    "a gate that is returned": (lambda m, x, y: (F.silu(x), F.silu(x) * y), {}),
+    "a gate that is written": (gate_written, {}),
+    "a turn of wider angles": (lambda m, x, y: turned(x, y.float().cos(), y.float().sin()), {}),
+    "a turn over itself": (rotary_over_itself, {}),
+    "a turn by one and the same": (lambda m, x, y: turned(x, y, y), {}),
+    "other bounds": (lambda m, x, y: quantised(x, m.scale, 240.0), {"find_quants": 0}),
+    "two scales, one of them read": (two_readers, {"fuse_quant": 0}),
+    "linears of views of one value": (linears_of_views, {"merge_linears": 1}),
+    "a linear that is written": (linears_written, {"merge_linears": 0}),
+    "linears that are returned": (lambda m, x, y: (m.query(x), m.key(x), m.query(x).t()), {"merge_linears": 0}),
+    "a tied linear": (tied, {"merge_linears": 0}),
+    "a linear of part of a weight": (of_a_part, {"merge_linears": 0}),
+    "linears of one and a written value": (lambda m, x, y: m.query(x) + m.key(x.add_(1)), {"merge_linears": 0}),
+    "casts of the dtype that are written": (casts_written, {}),
+    "our norm of a view": (lambda m, x, y: ops.rms_norm(torch.stack((x, y), -1)[..., 0], m.weight, 1e-5), {}),
+}  # fmt: skip
+
+
+class Case(nn.Module):
+    """Parameters of every kind, and a case's forward."""
+
+    scale: Tensor
+
+    def __init__(self, forward: Forward, dtype: torch.dtype) -> None:
+        super().__init__()
+        source = torch.Generator().manual_seed(0)
+        self._run = forward
+        self.weight = nn.Parameter(torch.rand(WIDTH, generator=source) + 0.5)
+        self.wide = nn.Parameter(torch.rand(2 * WIDTH, generator=source) + 0.5)
+        for name in ("query", "key", "value"):
+            setattr(self, name, nn.Linear(WIDTH, WIDTH, bias=name != "value"))
+        self.up, self.table = nn.Linear(WIDTH, 2 * WIDTH), nn.Embedding(WIDTH, WIDTH)
+        self.to(dtype)
+        self.register_buffer("scale", torch.tensor(0.02))
+
+    def forward(self, x: Tensor, y: Tensor) -> Results:
+        return self._run(self, x, y)
+
+
+def items(results: Results) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def shared(tensors: tuple[Tensor, ...]) -> list[tuple[int, int]]:
+    """Return the pairs of tensors that lie in one memory."""
+    place = [each.untyped_storage().data_ptr() for each in tensors]
+    return [(i, j) for i in range(len(place)) for j in range(i) if place[i] == place[j]]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_what_nearly_is_a_pattern_gives_what_eager_gives(name: str, dtype: torch.dtype) -> None:
+    forward, counts = CASES[name]
+    torch.manual_seed(0)
+    model, watch = Case(forward, dtype).eval().requires_grad_(False), Recorder()
+    exact = copy.deepcopy(model).double()
+    exact.scale = model.scale  # a quantisation's scale is float32 in any model
+
+    def given(size: int) -> tuple[Tensor, Tensor]:
+        source = torch.Generator().manual_seed(size)
+        x, y = (torch.randn(size, WIDTH, generator=source).to(dtype) for _ in range(2))
+        return x, y
+
+    options = pw.CompileOptions(
+        compiler="eager", passes=("no_ops", "merge_linears"), custom_ops=("all",), max_num_batched_tokens=16,
+        ranges=((1, 16),),
+    )  # fmt: skip
+    program = pw.compile(
+        model, given(5), dynamic={"x": {0: "tokens"}, "y": {0: "tokens"}}, options=options, store=pw.MemoryStore(),
+        observer=watch,
+    )  # fmt: skip
+    matches = {done.name: done.matches for done in watch.of(PassDone)}
+    if dtype is torch.bfloat16 or "merge_linears" in counts:
+        assert {each: matches.get(each, 0) for each in counts} == counts
+    for size in (1, 2, 5, 16):
+        own, right = given(size), given(size)
+        wide = tuple(each.double() for each in given(size))
+        with torch.no_grad():
+            found, wanted, best = (items(run(*args)) for run, args in ((program, own), (model, right), (exact, wide)))
+        assert shared((*found, *own)) == shared((*wanted, *right)), size
+        for one, other, ideal in zip((*found, *own), (*wanted, *right), (*best, *wide), strict=True):
+            difference = compare(f"{name} at {size}", one, other, ideal)
+            assert not difference.is_fault, difference.fault
