@@ -52,9 +52,9 @@ def refresh_values(graph: fx.Graph, bindings: Mapping[str, Binding], known: int)
     mode = fake_mode_of(graph)
     if mode is None:
         return []
-    sizes = _sizes_by_name(graph)
-    table = _table(graph, sizes)
     shape_env = mode.shape_env
+    sizes = _sizes_by_name(graph, shape_env)
+    table = _table(graph, sizes)
     changed: set[fx.Node] = set()
     numbers: dict[fx.Node, Any] = {
         node: sizes.get(bindings[node.name].name)
@@ -123,8 +123,11 @@ def _shares(new: Any, node: fx.Node, changed: set[fx.Node]) -> bool:
     return any(storage_of(v.meta.get("example_value")) in own for v in node.all_input_nodes if v in changed)
 
 
-def _sizes_by_name(graph: fx.Graph) -> dict[str, Any]:
-    """Return the symbolic size of each declared name and data-dependent one, read off the traced tensors."""
+def _sizes_by_name(graph: fx.Graph, shape_env: Any) -> dict[str, Any]:
+    """Return the symbolic size of each declared name and data-dependent one, read off the traced tensors.
+
+    A size of an input that the graph reads nothing else of is that of no tensor: its symbol stands at the placeholder.
+    """
     found: dict[str, Any] = {}
     for node in graph.nodes:
         value, spec = node.meta.get("example_value"), node.meta.get("spec")
@@ -132,6 +135,10 @@ def _sizes_by_name(graph: fx.Graph) -> dict[str, Any]:
             for size, text in zip(value.shape, spec.shape, strict=True):
                 if isinstance(text, str) and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                     found.setdefault(text, size)
+    for node in graph.find_nodes(op="placeholder"):
+        name, symbol = node.meta.get("symbol", ("", None))
+        if name and name not in found and shape_env is not None:
+            found[name] = shape_env.create_symintnode(symbol, hint=None)
     return found
 
 

@@ -130,7 +130,7 @@ def use_symbols(graph: fx.Graph, table: SymbolTable) -> dict[str, fx.Node]:
         for symbol, name in table.declared.items():
             if name not in placeholders:
                 placeholders[name] = graph.placeholder(name)
-                placeholders[name].meta["example_value"] = None
+                placeholders[name].meta |= {"example_value": None, "symbol": (name, symbol)}
             env[symbol] = placeholders[name]
     memo: dict[sympy.Expr, Any] = {}
     for node in list(graph.nodes):

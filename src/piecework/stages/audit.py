@@ -75,9 +75,9 @@ def trace_sides(trace: Callable[[Bounds], TracedGraph], bounds: Bounds, *, may_s
                 raise
             raise _unserved(error, here, sides[0].bounds) from error
         except GuardError:
-            if not may_split or _width(here) != 2:
+            if not may_split or not 2 <= _width(here) <= MOST_SIDES - len(sides) - len(waiting):
                 raise
-            waiting += _singles(here)  # two sizes that the model tells apart: neither stands for the other
+            waiting += _singles(here)  # few sizes that the model tells apart: none stands for another
             continue
         try:
             proofs = tuple(prove(guard, here, traced.sizes) for guard in traced.shape_guards)
@@ -211,8 +211,10 @@ def _rest(bounds: Bounds, kept: Bounds) -> list[Bounds]:
 
 
 def _singles(bounds: Bounds) -> list[Bounds]:
-    name = next(name for name, bound in bounds.items() if not bound.is_single)
-    return [{**bounds, name: Range(size, size)} for size in (bounds[name].high, bounds[name].low)]
+    boxes: list[Bounds] = [{}]
+    for name, bound in bounds.items():
+        boxes = [{**box, name: Range(n, n)} for box in boxes for n in range(bound.high, bound.low - 1, -1)]
+    return boxes
 
 
 def _width(bounds: Bounds) -> int:

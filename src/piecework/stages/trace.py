@@ -24,6 +24,7 @@ from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
 from piecework.seam.shape_guards import read_shape_guards, sizes_by_source, source_of_size
 from piecework.seam.shared_writes import refuse_shared_writes
+from piecework.seam.squeezes import squeeze_guards
 from piecework.seam.symbols import SymbolTable, use_symbols
 from piecework.seam.writes import refuse_tensor_writes
 from piecework.values.arguments import (
@@ -173,6 +174,7 @@ def _assemble(
     files = {code.co_filename for code in captured.code}
     guards = (
         *read_shape_guards(list(graph.nodes), table, files, equal),
+        *squeeze_guards(list(graph.nodes), table),
         *_least_sizes(captured, varying),
     )
     symbols = use_symbols(graph, table)
