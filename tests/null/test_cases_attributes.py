@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,3 +89,18 @@ def test_a_write_inside_an_attribute_is_refused_and_put_back(model: type[nn.Modu
     with pytest.raises(TraceError, match=rf"forward writes {what} at {re.escape(__file__)}:\d+"):
         compile_case(instance, rows(5))
     assert repr(vars(instance)) == before
+
+
+ARRAY = numpy.zeros(4, dtype=numpy.float32)
+
+
+def test_a_write_to_an_array_is_refused_and_not_made_by_the_trace() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            ARRAY[1:] = 5
+            ARRAY.fill(3)
+            return x + torch.from_numpy(ARRAY)
+
+    with pytest.raises(TraceError, match=r"forward writes to the tensor `.*ARRAY` at .*test_cases_attributes.py"):
+        compile_case(Writes(), rows(5))
+    assert not ARRAY.any()

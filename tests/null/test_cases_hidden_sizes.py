@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from case_operators import assert_serves, compile_case, rows
-from piecework.errors import GuardError
+from piecework.errors import GuardError, TraceError
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -96,3 +98,22 @@ def test_a_squeeze_of_a_size_known_at_run_time_only_is_refused_unless_the_dimens
 def test_more_sizes_than_may_be_traced_are_refused_with_the_line() -> None:
     with pytest.raises(GuardError, match="is fixed by the model at .*test_cases_hidden_sizes.py"):
         compile_case(Model(loop_over_few_rows), rows(5), options={"max_num_batched_tokens": 9})
+
+
+class AsksOnce(nn.Module):
+    @functools.cached_property
+    def limit(self) -> int:
+        return 6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > self.limit else x + 1
+
+
+def test_a_property_that_is_computed_once_is_named_until_it_was_asked_for() -> None:
+    model = AsksOnce()
+    if sys.version_info < (3, 12):  # until then Python takes a lock for it, which no tracer enters
+        with pytest.raises(TraceError, match="a `functools.cached_property` is asked for the first time") as raised:
+            compile_case(model, rows(5))
+        assert "ask for the property once before compiling" in raised.value.hint
+    assert model.limit == 6
+    assert_serves(model, rows, sizes=(1, 6, 7, 16))

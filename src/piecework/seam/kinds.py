@@ -19,6 +19,10 @@ _IN_PLACE_OPERATORS = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem, operator.ifloordiv,
     operator.iand, operator.ior, operator.ixor, operator.imod, operator.ipow,
 }  # fmt: skip
+_NUMPY = "wrapped_"  # how torch names its stand-ins for NumPy's functions, methods and operators
+_NUMPY_WRITES = {f"{_NUMPY}{name}" for name in ("fill", "sort", "partition", "put", "itemset", "resize")} | {
+    f"{_NUMPY}{name}" for each in _IN_PLACE_OPERATORS for name in (each.__name__, f"__{each.__name__}__")
+}
 _AUTOGRAD = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 
@@ -101,7 +105,7 @@ def _writes(op: str, target: Any) -> str | tuple[tuple[int, str], ...]:
         return tuple((index, argument.name) for index, argument in marked) or NEVER
     name = str(target) if op == "call_method" else getattr(target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return FIRST if in_place or target in _IN_PLACE_OPERATORS else NEVER
+    return FIRST if in_place or target in _IN_PLACE_OPERATORS or name in _NUMPY_WRITES else NEVER
 
 
 def _schema(target: Any) -> Any:

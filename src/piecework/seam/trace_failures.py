@@ -12,10 +12,16 @@ _USER_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # Torch's own files, Python's, and what Python holds frozen: a line there is not one to change.
 _FOREIGN = re.compile(r"site-packages/torch/|lib/python[\d.]+/(?!site-packages/)|^<frozen ")
 
+_CACHED = re.compile(r'functools\.py", line \d+, in __get__\n +with self\.lock')
+
 _HINTS = (
     (
         r"builtin operator `print`",
         "take the print out of forward, or put it under `if not torch.compiler.is_compiling()`",
+    ),
+    (
+        _CACHED,
+        "ask for the property once before compiling, so that its value is there, or keep it as a plain attribute",
     ),
     (r"[Dd]ata-dependent", "use torch.where, or make the branch an opaque operator of your own"),
     (r"builtin|C/C\+\+", "use a tensor operation instead, or put the call into an opaque operator"),
@@ -34,6 +40,8 @@ def explain(error: Exception) -> TraceError | GuardError:
         first = f"{first} (`{what[1].strip()}`)"
     if failed is not None:
         first = failed[1]
+    if _CACHED.search(text):
+        first = "a `functools.cached_property` is asked for the first time"
     facts = {"file": frames[-1][0] if frames else "", "line": int(frames[-1][1]) if frames else 0, "report": text}
     if "ConstraintViolation" in type(error).__name__:
         return GuardError(
@@ -42,11 +50,16 @@ def explain(error: Exception) -> TraceError | GuardError:
             facts=facts,
         )
     is_unsupported = type(error).__name__ in ("Unsupported", "UserError") and "Observed exception" not in first
+    advice = "rewrite the line as tensor operations, or put it into an opaque operator"
     if failed is not None or not is_unsupported:
         facts["fails"] = True
+        if type(error).__name__ == "InternalTorchDynamoError":
+            advice = "rewrite the line in plain numbers (`int(value)`) and tensors, or put it into an opaque operator"
+            return TraceError(
+                f"torch's tracer fails{' at ' + place if place else ''}: {first}", hint=advice, facts=facts
+            )
         hint = "call the model uncompiled with inputs of these sizes to see it fail; mend it, or bound the dimension"
         return TraceError(f"forward fails{' at ' + place if place else ''}: {first}", hint=hint, facts=facts)
-    advice = "rewrite the line as tensor operations, or put it into an opaque operator"
     hint = next((hint for words, hint in _HINTS if re.search(words, text)), advice)
     return TraceError(
         f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts
