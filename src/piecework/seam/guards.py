@@ -27,8 +27,11 @@ def assumed_guards(piece: RebuiltPiece, box: Box) -> tuple[str, ...]:
         return python_text(expression.xreplace(names))
 
     for guard in environment.guards:
-        if not _is_proven(guard.expr, ranges):
-            found.add(write(guard.expr))
+        expression = guard.expr
+        if not expression.free_symbols <= names.keys():  # a symbol of torch's own may stand for a number by now
+            expression = environment.replace(expression)
+        if not _is_proven(expression, ranges):
+            found.add(write(expression))
     for symbol, name in names.items():
         if (value := environment.replacements.get(symbol)) is not None and value != symbol:
             found.add(f"{name.name} == {write(value)}")
