@@ -73,11 +73,12 @@ class Watching:
 
     def __init__(self, engine: Engine) -> None:
         self.batch: Batch | None = None
+        self.num_sampled = 0
         self._tiers = engine.tiers
 
     def run(self, batch: Batch) -> torch.Tensor:
         if batch.is_decode:
-            self.batch = batch
+            self.batch, self.num_sampled = batch, len(batch.sampled)
         return self._tiers.run(batch)
 
 
@@ -91,7 +92,7 @@ def ask(engine: Engine, count: int, length: int, bandwidth: float) -> dict[str, 
     while engine.scheduler.has_work:
         watching.batch, before = None, time.perf_counter()
         tokens += sum(len(output.token_ids) for output in engine.step())
-        if watching.batch is not None and len(watching.batch.sampled) == count:
+        if watching.batch is not None and watching.num_sampled == count:
             times.append(time.perf_counter() - before)
             last = watching.batch
     elapsed_s = time.perf_counter() - started
