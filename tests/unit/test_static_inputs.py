@@ -15,7 +15,7 @@ def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def make(dtype: str) -> StaticInputs:
-    plan = InputPlan("x", TensorSpec(dtype, ("s0",), None, "cpu"), ((0, "s0"),), False)
+    plan = InputPlan("x", "x", TensorSpec(dtype, ("s0",), None, "cpu"), ((0, "s0"),), False)
     return StaticInputs([plan], 8, torch.device("cpu"), copy)
 
 
