@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +120,14 @@ def test_a_property_that_is_computed_once_is_named_until_it_was_asked_for() -> N
         assert "ask for the property once before compiling" in raised.value.hint
     assert model.limit == 6
     assert_serves(model, rows, sizes=(1, 6, 7, 16))
+
+
+def test_a_size_compared_by_identity_with_a_number_is_refused_with_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "by_identity.py"
+    file.write_text("def forward(x):\n    return x + 1 if x.shape[0] is not 4 else x * 2\n")
+    space: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # the interpreter itself warns of it
+        exec(compile(file.read_text(), str(file), "exec"), space)
+    with pytest.raises(TraceError, match=r"compares with the number `4` by identity at .*by_identity.py:2"):
+        compile_case(Model(space["forward"]), rows(5))

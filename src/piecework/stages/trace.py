@@ -17,6 +17,7 @@ from piecework.errors import GuardError, TraceError
 from piecework.seam import dynamo
 from piecework.seam.fake import without_weights
 from piecework.seam.guard_notes import GuardNote
+from piecework.seam.identity import refuse_identity
 from piecework.seam.input_names import name_inputs, unowned_inputs
 from piecework.seam.live_guards import LiveGuards
 from piecework.seam.names import refuse_nameless
@@ -160,6 +161,7 @@ def _assemble(
     sizes: Mapping[str, int],
 ) -> TracedGraph:
     inline_nested(captured.graph)
+    refuse_identity(captured.code)
     graph = captured.graph.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     unowned = unowned_inputs(captured, named)
