@@ -11,6 +11,8 @@ import torch
 from piecework.ops import PagedCache, ReferenceAttention
 from piecework.ops.layout import DeviceLayout, Layout, lay_out
 from piecework.ops.reference import AttentionRule
+
+pytest.importorskip("triton")
 from piecework.ops.triton_attention import TritonAttention
 
 pytestmark = pytest.mark.gpu

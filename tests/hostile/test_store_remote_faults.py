@@ -110,8 +110,10 @@ def test_a_record_of_odd_content_is_a_miss(tmp_path: Path) -> None:
     for payload in ({"pieces": 3}, {"pieces": [{"artifacts": {"x": "../../../etc"}, "text": "?"}]}, {}):
         path.write_bytes(seal(RECORD_WORD, encode_record("program", key, payload)))
         seen = Recorder()
-        start(remote(tmp_path / f"other{len(payload)}{len(str(payload))}", f"file://{tmp_path}/web", seen), seen)
+        taken = remote(tmp_path / f"other{len(payload)}{len(str(payload))}", f"file://{tmp_path}/web", seen)
+        start(taken, seen)
         assert seen.of(RecordMiss) and not seen.of(RecordHit)
+        taken.flush()  # else what was made would be written back over the next
 
 
 def test_what_is_absent_is_asked_for_again_after_a_while(tmp_path: Path) -> None:
