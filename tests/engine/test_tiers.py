@@ -17,7 +17,8 @@ import piecework as pw
 import piecework.ops
 from engine.climbing import OPTIONS, SMALL, serve, serve_until_climbed
 from engine.counting import served
-from piecework.api.serving import open_engine, step_function
+from piecework.api.served import step_function
+from piecework.api.serving import open_engine
 from piecework.engine.batch import empty_step
 from piecework.engine.climb import Plan, capture, climb
 from piecework.engine.events import CompileProcess, TierReady

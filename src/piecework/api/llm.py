@@ -153,34 +153,22 @@ class LLM:
     @cached_property
     def engine(self) -> Engine:
         """An engine over the model, for as many prompts as there are; made when first asked for."""
-        from piecework.api.serving import attention_backend, step_function
+        from piecework.api.served import serve_folder, step_function
         from piecework.engine.loop import Engine
         from piecework.engine.options import EngineOptions
-        from piecework.engine.served import Served
-        from piecework.models.folder import paged_sites
 
         model = self.model
-        folder = model.folder
         if model.ranks is not None:
             raise OptionError(
                 f"an engine of one process was asked for, and the model is shared by {model.ranks.size} ranks",
                 hint="generate without `parameters`: each prompt is then continued greedily",
             )
         most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
-        sites = paged_sites(model.sites, folder.path)
-        served = Served(
-            step=step_function(model.program, model.keeps_rows),
-            sites=sites,
-            backend=attention_backend(model.device, sites),
-            dtype=model.dtype,
-            device=model.device,
-            keeps_rows=model.keeps_rows,
-            end_of_sequence=folder.end_of_sequence,
-            max_positions=folder.max_positions,
-            vocabulary_size=int(folder.config.get("vocab_size") or 0),
-            tokenizer=self.tokenizer if folder.tokenizer_file is not None else None,
-            config=folder.config,
-        )
+        served = serve_folder(
+            model.folder, step_function(model.program, model.keeps_rows), model.sites,
+            dtype=model.dtype, device=model.device, keeps_rows=model.keeps_rows,
+            tokenizer=self.tokenizer if model.folder.tokenizer_file is not None else None,
+        )  # fmt: skip
         sequences = min(EngineOptions().max_num_sequences, most - 1)
         options = EngineOptions(max_num_sequences=sequences, max_num_batched_tokens=most, enforce_eager=True)
         return Engine(served, options)

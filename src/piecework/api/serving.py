@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,10 @@ from piecework.api.drift import bind_texts
 from piecework.api.folder import folder_request
 from piecework.api.location import locate
 from piecework.api.programs import read_weights
+from piecework.api.served import serve_folder, step_function
 from piecework.api.stores import default_store, report_to_log
 from piecework.capture_options import CaptureOptions
-from piecework.engine.batch import empty_step, padded_sizes
+from piecework.engine.batch import captured_sizes, empty_step
 from piecework.engine.compiling import Job
 from piecework.engine.generate import StepFunction
 from piecework.engine.loop import Engine
@@ -30,15 +30,13 @@ from piecework.engine.text import read_tokenizer
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
 from piecework.errors import PieceworkError
 from piecework.events import FallBack, Observer, phase
-from piecework.models.folder import MIN_ROWS, KvSite, ModelFolder, Site, open_folder, paged_sites, site_from
-from piecework.ops import AttentionBackend, ReferenceAttention, Step
+from piecework.models.folder import ModelFolder, Site, open_folder, site_from
+from piecework.ops import AttentionBackend, Step
 from piecework.options import NONE, STOCK, CompileOptions
 from piecework.pipeline import bind_record, find
-from piecework.runtime.captured import Borrowed
 from piecework.runtime.program import Program
 from piecework.stages.find import with_siblings
 from piecework.store.protocol import FolderStore, KernelStore
-from piecework.values.ladder import ladder
 from piecework.values.phases import DECODE
 
 
@@ -200,13 +198,11 @@ class _Opening:
             return None
         from piecework.api.captures import capture
 
-        settings = self.engine
-        sizes = padded_sizes(settings.max_num_batched_tokens, settings.max_num_sequences, backend)
         options = CaptureOptions(
             decode="full" if backend.capturable else "piecewise",
             prefill="piecewise",
-            decode_sizes=tuple(size for size in sizes if size <= settings.max_num_sequences) or sizes[:1],
-            prefill_sizes=tuple(rung.size for rung in ladder(settings.max_num_batched_tokens) if rung.size >= MIN_ROWS),
+            decode_sizes=captured_sizes(self.engine.max_num_sequences),
+            prefill_sizes=captured_sizes(self.engine.max_num_batched_tokens),
             when="idle",
             results="borrowed",
         )
@@ -245,49 +241,8 @@ class _Opening:
         keeps_rows: bool,
         weights: Mapping[str, torch.Tensor],
     ) -> Served:
-        folder, paged = self.folder, paged_sites(sites, self.folder.path)
-        return Served(
-            step=step,
-            sites=paged,
-            backend=attention_backend(self.device, paged),
-            dtype=dtype,
-            device=self.device,
-            keeps_rows=keeps_rows,
-            end_of_sequence=folder.end_of_sequence,
-            max_positions=folder.max_positions,
-            vocabulary_size=int(folder.config.get("vocab_size") or 0),
-            tokenizer=read_tokenizer(folder) if folder.tokenizer_file is not None else None,
-            config=folder.config,
+        return serve_folder(
+            self.folder, step, sites, dtype=dtype, device=self.device, keeps_rows=keeps_rows,
+            tokenizer=read_tokenizer(self.folder) if self.folder.tokenizer_file is not None else None,
             weights_bytes=sum({t.data_ptr(): t.numel() * t.element_size() for t in weights.values()}.values()),
-        )
-
-
-def step_function(program: Any, keeps_rows: bool) -> StepFunction:
-    """Return what an engine calls: the logits of chosen rows, picked afterwards where the model cannot choose.
-
-    Tensors:
-        ->  [...]  model
-    """
-    if keeps_rows:
-        return lambda ids, positions, rows: owned(
-            program(input_ids=ids, position_ids=positions, logits_to_keep=rows)
-        )
-    return lambda ids, positions, rows: owned(program(input_ids=ids, position_ids=positions))[:, rows]
-
-
-def owned(result: Any) -> Any:
-    """Return a result that may be borrowed: an engine reads it before the next step.
-
-    Tensors:
-        ->  [...]  model  valid until the next step
-    """
-    return result.value if isinstance(result, Borrowed) else result
-
-
-def attention_backend(device: str, sites: Sequence[KvSite]) -> AttentionBackend:
-    """Return what attends on a device: our kernels on a GPU where Triton is and the heads' widths serve."""
-    if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
-        return ReferenceAttention()
-    from piecework.ops.triton_attention import TritonAttention, serves
-
-    return TritonAttention() if all(serves(site.head_dim) for site in sites) else ReferenceAttention()
+        )  # fmt: skip

@@ -25,10 +25,15 @@ def padded_size(count: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if count <= size), count)
 
 
+def captured_sizes(most: int) -> tuple[int, ...]:
+    """Return the sizes up to `most` that are captured; the least is that of the shortest step."""
+    return tuple(rung.size for rung in ladder(most) if rung.size >= MIN_ROWS) or (MIN_ROWS,)
+
+
 def padded_sizes(most_tokens: int, most_sequences: int, backend: AttentionBackend) -> tuple[int, ...]:
     """Return the sizes that an engine pads to: those that are captured, where decode steps are recorded whole."""
     if backend.capturable:
-        return tuple(rung.size for rung in ladder(most_sequences) if rung.size >= MIN_ROWS) or (MIN_ROWS,)
+        return captured_sizes(most_sequences)
     return tuple(size for size in SIZES if size <= most_tokens)
 
 
