@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from piecework.errors import ModelError
-from piecework.models.folder import KvSite, Site, StateSite, site_name
+from piecework.models.folder import KvSite, Site, require_pages, site_name
 from piecework.models.skeleton import find_sites
 from piecework.parallel.plan import Heads
 from piecework.parallel.shard import rules_of, shard_model
@@ -18,23 +18,16 @@ def divide(
     skeleton: Any, sites: tuple[Site, ...], rules: Mapping[str, Any], ranks: int
 ) -> tuple[tuple[Site, ...], dict[str, Any]]:
     """Shrink a model without weights to one rank's part; return the part's sites and the rules of its weights."""
-    kind = type(skeleton).__name__
-    states = [site.name for site in sites if isinstance(site, StateSite)]
-    if states:
-        raise ModelError(
-            f"`{kind}` keeps a recurrent state at `{states[0]}`, which is not divided over ranks",
-            hint="run it on one rank",
-            facts={"sites": states},
-        )
-    slices = shard_model(skeleton, skeleton.tp_plan, ranks, heads_of(skeleton, sites))
+    paged = require_pages(sites, type(skeleton).__name__, "is not divided over ranks", "run it on one rank")
+    slices = shard_model(skeleton, skeleton.tp_plan, ranks, heads_of(skeleton, paged))
     own = find_own_sites(skeleton, ranks)
     return own, rules_of(slices, rules, ranks, skeleton.state_dict())
 
 
-def heads_of(skeleton: Any, sites: tuple[Site, ...]) -> dict[str, Heads]:
+def heads_of(skeleton: Any, sites: tuple[KvSite, ...]) -> dict[str, Heads]:
     """Return the heads of each attention module, by its path."""
     queries = int(skeleton.config.get_text_config().num_attention_heads)
-    keys = {site.name: site.num_kv_heads for site in sites if isinstance(site, KvSite)}
+    keys = {site.name: site.num_kv_heads for site in sites}
     found = {}
     for path, module in skeleton.named_modules():
         layer = getattr(module, "layer_idx", None)

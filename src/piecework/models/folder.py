@@ -49,13 +49,18 @@ def site_from(values: Mapping[str, Any]) -> Site:
 
 def paged_sites(sites: Iterable[Site], path: Path) -> tuple[KvSite, ...]:
     """Return the sites of a model whose every state lies in pages, as an engine needs it that batches sequences."""
+    return require_pages(
+        sites, str(path), "the engine does not batch", "`piecework generate` serves it, one sequence at a time"
+    )
+
+
+def require_pages(sites: Iterable[Site], model: str, why_not: str, hint: str) -> tuple[KvSite, ...]:
+    """Return sites that all keep pages; raise ModelError where one keeps a recurrent state, and say why that fails."""
     found = tuple(sites)
     states = [site.name for site in found if isinstance(site, StateSite)]
     if states:
         raise ModelError(
-            f"`{path}` keeps a recurrent state at `{states[0]}`, which the engine does not batch",
-            hint="`piecework generate` serves it, one sequence at a time",
-            facts={"sites": states},
+            f"`{model}` keeps a recurrent state at `{states[0]}`, which {why_not}", hint=hint, facts={"sites": states}
         )
     return tuple(site for site in found if isinstance(site, KvSite))
 
