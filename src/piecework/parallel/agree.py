@@ -66,7 +66,7 @@ def agree(ranks: Ranks, start: Start, store: KernelStore, observer: Observer) ->
             ranks, "building the program", lambda: _looked(start.build() if ranks.rank == owner else None)
         )
     key: str = hits[owner]
-    _, have = together(ranks, "reading the program", lambda: (None, _has(start, key)))
+    record, have = together(ranks, "reading the program", lambda: _read(start, key))
     observer(RanksAgreed(rank=ranks.rank, ranks=ranks.size, key=key, owner=owner, is_hit=is_hit, had=tuple(have)))
     if not all(have):
         data, _ = together(
@@ -74,7 +74,8 @@ def agree(ranks: Ranks, start: Start, store: KernelStore, observer: Observer) ->
         )
         sent = ranks.send(data, owner)
         together(ranks, "storing the program", lambda: (None, None if have[ranks.rank] else unpack(sent, store)))
-    record, _ = together(ranks, "reading the program", lambda: (start.read(key), None))
+        record, _ = together(ranks, "reading the program", lambda: (start.read(key), None))
+    assert record is not None
     return key, record
 
 
@@ -82,13 +83,12 @@ def _looked(found: Found | None) -> tuple[Found | None, str]:
     return found, found[0] if found is not None else ""
 
 
-def _has(start: Start, key: str) -> bool:
-    """Tell whether a rank's store holds a program whole."""
+def _read(start: Start, key: str) -> tuple[Record | None, bool]:
+    """Read a program, and tell whether a rank's store holds it whole."""
     try:
-        start.read(key)
+        return start.read(key), True
     except errors.StoreError:
-        return False
-    return True
+        return None, False
 
 
 def _as_data(error: Exception | None) -> dict[str, Any] | None:
