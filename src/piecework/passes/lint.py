@@ -6,7 +6,7 @@ and dtype, or the regions on the other side of the cut would read what is not th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from piecework.seam.fx import format_call
-from piecework.seam.kinds import mutated_arguments, storage_of
+from piecework.seam.kinds import written_placeholders
 from piecework.seam.names import name_of
 from piecework.values.graph import TracedGraph
 
@@ -37,7 +37,7 @@ def contract_of(traced: TracedGraph) -> Contract:
     return Contract(
         tuple(_spec(each) for each in results),
         tuple((node.name, _spec(node)) for node in given),
-        frozenset(_written(graph)),
+        frozenset(node.name for node in written_placeholders(graph)),
     )
 
 
@@ -83,16 +83,6 @@ def _shape_of_graph(traced: TracedGraph) -> str:
 
 def _spec(node: Any) -> str:
     return str(node.meta.get("spec")) if isinstance(node, fx.Node) else repr(node)
-
-
-def _written(graph: fx.Graph) -> Iterator[str]:
-    """Yield the inputs that a graph writes, by themselves or through another tensor of their memory."""
-    owners = {storage_of(node.meta.get("example_value")): node.name for node in graph.find_nodes(op="placeholder")}
-    for node in graph.nodes:
-        for argument in mutated_arguments(node):
-            owner = owners.get(storage_of(argument.meta.get("example_value")) or -1)
-            if argument.op == "placeholder" or owner is not None:
-                yield argument.name if owner is None else owner
 
 
 # ------------------------------------------------------------------------------------------------------ on a piece
