@@ -117,8 +117,7 @@ class CudaDevice:
             with contextlib.suppress(Exception):
                 torch._C._cuda_endAllocateToPool(self._device.index, self._pool.handle)
                 torch._C._cuda_releasePool(self._device.index, self._pool.handle)
-            self._pool.let_go()
-            self._pool = _Pool(self._device.index)
+            self._renew_pool()
         with contextlib.suppress(Exception):
             graph.reset()
 
@@ -201,9 +200,12 @@ class CudaDevice:
 
     def release(self) -> None:
         """Begin a new pool; the old one's memory goes with its last graph."""
+        self._renew_pool()
+        self._pool_bytes = self._driver_bytes = 0
+
+    def _renew_pool(self) -> None:
         self._pool.let_go()
         self._pool = _Pool(self._device.index)
-        self._pool_bytes = self._driver_bytes = 0
 
 
 class _Pool:
