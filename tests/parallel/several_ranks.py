@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -61,6 +62,7 @@ def _run(rank: int, ranks: int, port: int, writer: Any, function: Callable[..., 
     }  # fmt: skip
     import torch
 
+    faulthandler.enable()  # a rank that dies tells where
     torch.set_num_threads(1)
     try:
         writer.send(function(*arguments))
