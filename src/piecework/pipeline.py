@@ -22,7 +22,7 @@ from piecework.stages.load import load_artifacts
 from piecework.stages.record import read_constants
 from piecework.store.protocol import PROGRAM, KernelStore
 from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_sources
-from piecework.values.artifact import Compiler, keeping_apart
+from piecework.values.artifact import Compiler, keeping_apart, preparing
 from piecework.values.declaration import Dynamic
 from piecework.values.digest import digest_data
 from piecework.values.graph import OPAQUE, PIECE, Plan, SymbolSource, TracedGraph
@@ -171,12 +171,14 @@ def build(request: Request, store: KernelStore, observer: Observer) -> tuple[str
     # Before the trace: an unknown name is told at once, and what a trace declares comes too late.
     split_ops = resolve_split_ops(request.split_ops, request.split_ops_only)
     ranges = symbol_ranges(source.symbols(), request.ranges)
-    with phase(observer, "trace"):
-        attempt = partial(trace, source.model, source.example, source.dynamic, device=source.device)
-        sides_of = unproven if request.evaluate_guards else partial(trace_sides, may_split=request.split_at_guards)
-        sides = sides_of(lambda bounds: attempt(bounds=bounds), hull(ranges))
-    further = [_build_side(request, source, ranges, split_ops, side, (), store, observer)[0] for side in sides[1:]]
-    return _build_side(request, source, ranges, split_ops, sides[0], further, store, observer)
+    is_first = bool(request.cpp_compiler) and not store.list_records(PROGRAM, key_of(request.factors))
+    with preparing(request.compiler, observer, when=is_first):
+        with phase(observer, "trace"):
+            attempt = partial(trace, source.model, source.example, source.dynamic, device=source.device)
+            sides_of = unproven if request.evaluate_guards else partial(trace_sides, may_split=request.split_at_guards)
+            sides = sides_of(lambda bounds: attempt(bounds=bounds), hull(ranges))
+        further = [_build_side(request, source, ranges, split_ops, side, (), store, observer)[0] for side in sides[1:]]
+        return _build_side(request, source, ranges, split_ops, sides[0], further, store, observer)
 
 
 def _build_side(
@@ -277,9 +279,7 @@ def bind_record(
         found = given or (weights() if callable(weights) else weights)
         for (own, one), pieces, kept in reversed(list(zip(every, loaded, constants, strict=True))):
             bound = resolve_bodies(one, bodies)
-            program = bind(
-                one, pieces, {**kept, **found}, bound, key=own, elsewhere=program, on_demand=on_demand
-            )
+            program = bind(one, pieces, {**kept, **found}, bound, key=own, elsewhere=program, on_demand=on_demand)
         assert program is not None
         return program
 

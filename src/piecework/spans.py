@@ -50,6 +50,16 @@ def spanning(observer: Watch | None, subject: str = "") -> Iterator[int]:
         _around.reset(token)
 
 
+@contextmanager
+def observed_by(observer: Watch | None) -> Iterator[None]:
+    """Let what the block calls be observed, in no span: for a thread that outlives the one that began it."""
+    token = _around.set((0, observer, ""))
+    try:
+        yield
+    finally:
+        _around.reset(token)
+
+
 def carry(work: Callable[Given, Result]) -> Callable[Given, Result]:
     """Return `work` bound to the span that is open here: in whichever thread it runs, its events belong to it."""
     around = _around.get()

@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,8 @@ from piecework.diagnostics.imports import ImportClock
 from piecework.diagnostics.report_lines import ReportLines
 from piecework.diagnostics.run_file import Run, title
 from piecework.diagnostics.timeline import Timeline
-from piecework.errors import OptionError
-from piecework.events import ArtifactCompiled, Phase, Recorder, fan_out, phase
+from piecework.errors import OptionError, PieceworkError
+from piecework.events import ArtifactCompiled, Phase, Recorder, RecordMiss, fan_out, phase
 from piecework.span_events import Imported, SubPhase, sub_phase, waiting
 from piecework.spans import carry, open_span, spanning
 from piecework.values.artifact import Artifact
@@ -41,6 +43,27 @@ class Telling(EagerCompiler):
             return super().compile(text, box)
 
 
+class Preparing(EagerCompiler):
+    """Has something to begin before there are pieces, as a compiler of C++ has."""
+
+    name = "inductor"
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    @contextmanager
+    def preparing(self, observer: pw.events.Observer) -> Iterator[None]:
+        self.done.append("begin")
+        try:
+            yield
+        finally:
+            self.done.append("end")
+
+    def compile(self, text: str, box: Box) -> Artifact:
+        self.done.append("compile")
+        return super().compile(text, box)
+
+
 def start(store: pw.MemoryStore, *observers: pw.events.Observer, **options: object) -> pw.Program:
     settings = pw.CompileOptions(**{"compiler": Telling(), "max_num_batched_tokens": 64, **options})  # type: ignore[arg-type]
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval()
@@ -51,6 +74,32 @@ def start(store: pw.MemoryStore, *observers: pw.events.Observer, **options: obje
         model, (torch.ones(3, 4),), dynamic={"input": {0: "tokens"}}, options=settings, store=store,
         observer=fan_out(*observers),
     )  # fmt: skip
+
+
+def test_what_pieces_will_need_is_begun_before_the_trace_of_a_first_build_alone() -> None:
+    compiler, store = Preparing(), pw.MemoryStore()
+    watch = fan_out(lambda event: compiler.done.append(event.name) if isinstance(event, Phase) else None)
+    start(store, watch, compiler=compiler)
+    done = [name for name in compiler.done if name in ("begin", "model", "trace", "compile", "record", "end")]
+    assert done == ["model", "begin", "trace", "compile", "compile", "compile", "record", "end"]
+    compiler.done.clear()
+    start(store, compiler=compiler)
+    assert compiler.done == [], "it is warm"
+    (key,) = store.list_records("program")
+    store.write_record("program", key, {**store.read_record("program", key), "cpp_compiler": "another"})
+    misses = Recorder()
+    start(store, misses, compiler=compiler)
+    assert len(misses.of(RecordMiss)) == 1
+    assert compiler.done == [], "its artifacts are there"
+
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin() if x.sum() > 0 else x.cos()
+
+    with pytest.raises(PieceworkError):
+        settings = pw.CompileOptions(compiler=compiler, max_num_batched_tokens=64)
+        pw.compile(Branching(), (torch.ones(3, 4),), options=settings, store=store)
+    assert compiler.done == ["begin", "end"]
 
 
 def paths(run: Run) -> set[tuple[str, ...]]:

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from piecework.seam.build_folder import private_folder
 from piecework.seam.check import check_seam
 from piecework.seam.convention import check_convention
-from piecework.seam.cpp_build import CppBuildError, CppBuilds, ask_compiler
+from piecework.seam.cpp_build import CppBuilds, ask_compiler
+from piecework.seam.cpp_header import CppBuildError, CppHeaders
 from piecework.seam.cut_text import release_early
 from piecework.seam.failures import compile_error
 from piecework.seam.guards import assumed_guards
-from piecework.seam.inductor import CompilerOutput, bundle, private_folder, run_inductor
+from piecework.seam.inductor import CompilerOutput, begin_header, bundle, run_inductor
 from piecework.seam.kernels import misaligned_inputs, read_constants, read_kernels
 from piecework.seam.probe import machine_facts
 from piecework.seam.rebuild import RebuiltPiece, rebuild_piece
@@ -37,6 +39,7 @@ class InductorCompiler:
 
     `threads` is the number of CPU threads that kernels are built for, `working_folder` where the compiler's files lie
     until the build ends (the temp folder where it is empty). Inside `with compiler:` pieces share what they can.
+    `headers` are those that compilers made of one another share.
     """
 
     name = "inductor"
@@ -49,6 +52,7 @@ class InductorCompiler:
         working_folder: str | None = None,
         rewrite: PieceRewrite | None = None,
         apart: Sequence[str] = (),
+        headers: CppHeaders | None = None,
     ) -> None:
         self._rewrite = rewrite
         self._apart = tuple(sorted(apart))
@@ -57,7 +61,8 @@ class InductorCompiler:
         self._parent = working_folder
         self._open: contextlib.ExitStack | None = None
         self._has_folder = False
-        self._builds = CppBuilds()
+        self._headers = headers or CppHeaders()
+        self._builds = CppBuilds(self._headers)
         self._lock = threading.Lock()
 
     def with_passes(self, rewrite: PieceRewrite) -> InductorCompiler:
@@ -73,8 +78,9 @@ class InductorCompiler:
 
     def _with(self, rewrite: PieceRewrite | None, apart: Sequence[str]) -> InductorCompiler:
         return InductorCompiler(
-            options=self._options, threads=self._threads, working_folder=self._parent, rewrite=rewrite, apart=apart
-        )
+            options=self._options, threads=self._threads, working_folder=self._parent, rewrite=rewrite, apart=apart,
+            headers=self._headers,
+        )  # fmt: skip
 
     @property
     def version(self) -> str:
@@ -86,13 +92,21 @@ class InductorCompiler:
 
     def __enter__(self) -> InductorCompiler:
         self._open = contextlib.ExitStack()  # the folder is made by the first piece: there may be none to compile
+        self._open.enter_context(self._headers.using())
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._open is not None:
-            self._builds.close()
+            self._builds.expect(0)
             self._open.close()
             self._open, self._has_folder = None, False
+
+    @contextlib.contextmanager
+    def preparing(self, observer: Any) -> Iterator[None]:
+        """Begin what the C++ of many pieces needs, beside what the block does before it comes to compile them."""
+        with self._headers.using():
+            begin_header(self._headers, self._settings(), self._parent, observer)
+            yield
 
     def expect(self, count: int) -> None:
         """Say how many artifacts will be compiled inside this `with`: from some number on, headers are precompiled."""
@@ -121,9 +135,8 @@ class InductorCompiler:
     def _make(self, text: str, box: Box, *, is_trusting: bool) -> Artifact:
         with sub_phase("rebuild"):
             piece = rebuild_piece(text, box)
-        options = {"cpp.threads": self._threads, **self._options}
         apart = frozenset(self._apart)
-        output = run_inductor(piece, box, options, is_trusting=is_trusting, rewrite=self._rewrite, apart=apart)
+        output = run_inductor(piece, box, self._settings(), is_trusting=is_trusting, rewrite=self._rewrite, apart=apart)
         with sub_phase("guards"):
             guards = assumed_guards(piece, box)
         facts = _facts(piece, output)
@@ -133,6 +146,9 @@ class InductorCompiler:
         except Refusal as refusal:
             blob = bundle(rebuild_piece(text, box), box, self._options)
             return Artifact(TORCH, text, {"artifact": blob}, guards, facts | {"fall_back": str(refusal)})
+
+    def _settings(self) -> dict[str, Any]:
+        return {"cpp.threads": self._threads, **self._options}
 
     def _strip(
         self, piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]

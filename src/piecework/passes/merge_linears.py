@@ -8,10 +8,12 @@ the caller, would see other strides than before, the view is copied to the strid
 
 from __future__ import annotations
 
+import math
 import operator
 import os.path
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -64,11 +66,15 @@ def _parallel(traced: TracedGraph) -> Iterator[list[fx.Node]]:
         touched = {storage_of(argument.meta.get("example_value")) for argument in mutated_arguments(node)} - {0}
         for source in [s for s in open_groups if touched and storage_of(s.meta.get("example_value")) in touched]:
             done.append(open_groups.pop(source))
-        if node.op == "call_function" and node.target is LINEAR and isinstance(node.args[0], fx.Node):
-            open_groups.setdefault(node.args[0], []).append(node)
+        if node.op == "call_function" and node.target is LINEAR and isinstance(_source(node), fx.Node):
+            open_groups.setdefault(_source(node), []).append(node)
     for group in [*done, *open_groups.values()]:
         if len(group) > 1:
             yield group
+
+
+def _source(node: fx.Node) -> Any:
+    return node.args[0] if node.args else node.kwargs.get("input")
 
 
 def _operands(node: fx.Node) -> tuple[object, object]:
@@ -115,7 +121,7 @@ def _merge(group: Sequence[fx.Node], traced: TracedGraph, bindings: dict[str, Bi
     bias = _packed([pair[1] for pair in operands], traced, bindings) if operands[0][1] is not None else None
     rows = [int(pair[0].meta["spec"].shape[0]) for pair in operands]  # type: ignore[attr-defined]
     with graph.inserting_before(first):
-        product = graph.call_function(LINEAR, (first.args[0], weight, bias))
+        product = graph.call_function(LINEAR, (_source(first), weight, bias))
         split = graph.call_function(torch.split, (product, rows, -1))
         items = [graph.call_function(operator.getitem, (split, index)) for index in range(len(group))]
         exact = [
@@ -157,9 +163,20 @@ def _shows_strides(node: fx.Node, item: fx.Node) -> bool:
         if name in ("view", "view_as", "as_strided", "stride", "is_contiguous", "data_ptr"):
             if node is not item or not _splits_last(user, item) or _shows_strides(user, item):
                 return True
-        elif is_view(user) and name not in ("contiguous", "reshape", "flatten") and _shows_strides(user, item):
+        elif name == "contiguous" and not _is_one_row(node, item):
+            continue  # it is copied: its strides are its own
+        elif is_view(user) and _shows_strides(user, item):
             return True
     return False
+
+
+def _is_one_row(view: fx.Node, item: fx.Node) -> bool:
+    """Tell whether a view may hold no more than one row of the result: then it is contiguous whatever its strides."""
+    spec, given = view.meta.get("spec"), item.meta.get("spec")
+    if not isinstance(spec, TensorSpec) or not isinstance(given, TensorSpec):
+        return True
+    fixed = [size for size in spec.shape if isinstance(size, int)]
+    return math.prod(fixed) <= int(given.shape[-1]) and (len(fixed) == len(spec.shape))
 
 
 def _splits_last(view: fx.Node, item: fx.Node) -> bool:

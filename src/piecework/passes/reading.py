@@ -23,8 +23,11 @@ class Miss(Exception):
 
 
 def called(node: Any) -> str:
-    """Return the name of the function or method that a node calls: `mul` for `*`, `torch.mul` and `.mul`."""
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+    """Return the name of the function or method that a node calls: `mul` for `*`, `torch.mul` and `.mul`.
+
+    Nothing where the tensor is given by keyword: patterns read what they look at by its place.
+    """
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method") or not node.args:
         return ""
     return str(node.target) if node.op == "call_method" else str(getattr(node.target, "__name__", ""))
 

@@ -7,24 +7,18 @@ import functools
 import shlex
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from piecework.seam.binary import blank_paths, cut_sections
+from piecework.seam.cpp_header import CppBuildError, CppHeaders, command_words
 from piecework.seam.cpp_source import CppKernel, argument_types
 from piecework.span_events import sub_phase
 
-_HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 _WORTH_A_HEADER = 8  # sources from which on precompiling the header costs less than reading it in each
-
-
-class CppBuildError(Exception):
-    """A C++ compiler refused a source; the text is what it printed."""
 
 
 @contextlib.contextmanager
@@ -64,66 +58,35 @@ def build_command() -> str:
 class CppBuilds:
     """C++ builds of one compiler; `expect` says how many there will be: headers are precompiled where that pays."""
 
-    def __init__(self) -> None:
+    def __init__(self, headers: CppHeaders) -> None:
+        self._headers = headers
         self._expected = 0
-        self._headers: dict[str, Future[Path]] = {}
-        self._lock = threading.Lock()
 
     def expect(self, count: int) -> None:
-        """Say how many sources will be built in this folder."""
+        """Say how many sources will be built; a header that was begun for more than that is dropped."""
         self._expected = count
-
-    def close(self) -> None:
-        """Forget precompiled headers: their folder goes."""
-        with self._lock:
-            self._headers.clear()
-            self._expected = 0
+        if 0 < count < _WORTH_A_HEADER:
+            self._headers.drop()
+        else:
+            self._headers.hurry()
 
     def build(self, source: str, command: str, folder: str) -> bytes:
         """Build a shared library of `source` with `command`, in a folder of its own under `folder`."""
+        blanked = [folder, str(Path(torch.__file__).parent)]
         with tempfile.TemporaryDirectory(dir=folder) as place:
             (Path(place) / "kernels.cpp").write_text(source)
-            words = _words(command, "kernels.cpp", "kernels.so")
+            words = command_words(command, "kernels.cpp", "kernels.so")
             if self._expected >= _WORTH_A_HEADER:
-                words += ["-include", str(self._header(command, folder))]
+                header = self._headers.get(command, folder)
+                words += ["-include", str(header)]
+                blanked.append(str(header.parent))
             _run(words, place)
             data = (Path(place) / "kernels.so").read_bytes()
-        return blank_paths(cut_sections(data), (folder, place, str(Path(torch.__file__).parent)))
-
-    def _header(self, command: str, folder: str) -> Path:
-        with self._lock:
-            found = self._headers.get(command)
-            is_mine = found is None
-            if found is None:
-                found = self._headers[command] = Future()
-        if is_mine:
-            try:
-                found.set_result(_precompile(command, folder))
-            except BaseException as error:
-                found.set_exception(error)
-                raise
-        with sub_phase("wait", "the precompiled header"):
-            return found.result()
-
-
-def _precompile(command: str, folder: str) -> Path:
-    place = Path(tempfile.mkdtemp(dir=folder))
-    (place / "prefix.h").write_text(_HEADER)
-    words = [word for word in _words(command, "prefix.h", "prefix.h.gch") if word != "-shared" and word[:2] != "-l"]
-    _run([*(word for word in words if not word.startswith("-Wl,")), "-x", "c++-header"], str(place))
-    return place / "prefix.h"
-
-
-def _words(command: str, source: str, output: str) -> list[str]:
-    words = []
-    for word in shlex.split(command):
-        name = Path(word).name
-        words.append(source if name == "SOURCE" else output if name.startswith("OUTPUT") else word)
-    return words
+        return blank_paths(cut_sections(data), (*blanked, place))
 
 
 def _run(words: list[str], folder: str) -> None:
-    with sub_phase("C++", f"{Path(words[0]).name} {words[-1] if words[-1] == 'c++-header' else 'kernels.so'}"):
+    with sub_phase("C++", f"{Path(words[0]).name} kernels.so"):
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise CppBuildError(done.stderr or done.stdout or f"{words[0]} ended with {done.returncode}")

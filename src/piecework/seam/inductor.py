@@ -22,6 +22,7 @@ import torch
 from piecework.errors import CompileError
 from piecework.seam.apart import scheduler_pass
 from piecework.seam.cpp_build import build_command, record_cpp_kernels, trust_processor
+from piecework.seam.cpp_header import CppHeaders
 from piecework.seam.failures import compile_error
 from piecework.seam.layouts import keep_results, strict_decompositions
 from piecework.seam.rebuild import RebuiltPiece
@@ -72,61 +73,6 @@ class CompilerOutput:
     passes: tuple[PassStep, ...] = ()
 
 
-class _PrivateFolder:
-    """The compiler's folder: there while anyone in the process builds, shared by all who do, removed with the last.
-
-    Where it lies is the process's environment, so two of them at a time cannot be.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._open = contextlib.ExitStack()
-
-    @contextlib.contextmanager
-    def use(self, parent: str | None) -> Iterator[None]:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._open.enter_context(_folder(parent))
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._open.close()
-
-
-_private = _PrivateFolder()
-
-
-def private_folder(parent: str | None) -> contextlib.AbstractContextManager[None]:
-    """Give the compiler an empty folder for its files under `parent` (the temp folder), and remove it afterwards.
-
-    Pieces compiled inside one block share precompiled headers and equal kernels.
-    """
-    return _private.use(parent)
-
-
-@contextlib.contextmanager
-def _folder(parent: str | None) -> Iterator[None]:
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-    from torch._inductor.utils import fresh_cache
-
-    with fresh_cache(dir=parent):
-        headers, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
-        # By default precompiled headers lie in a folder of the temp folder that other users can make first.
-        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = f"{cache_dir()}/headers", f"{cache_dir()}/headers/locks"
-        codecache._precompile_header.cache_clear()
-        try:
-            yield
-        finally:
-            codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers, locks
-            codecache._precompile_header.cache_clear()
-
-
 def run_inductor(
     piece: RebuiltPiece,
     box: Box,
@@ -142,11 +88,39 @@ def run_inductor(
     `rewrite` are passes over the functional graph, before Inductor's own. `apart` are opaque operators inside.
     """
     arranged = {"_post_fusion_custom_pass": scheduler_pass(apart), "reorder_for_peak_memory": False} if apart else {}
-    trusted = {"cpp.vec_isa_ok": True} if is_trusting else {"cpp.vec_isa_ok": None}
     try:
-        return _compile(piece, {**_SETTINGS, **trusted, **arranged, **options}, is_trusting, rewrite)
+        return _compile(piece, _settings(is_trusting, {**arranged, **options}), is_trusting, rewrite)
     except Exception as error:
         raise compile_error(error, box) from error
+
+
+def begin_header(headers: CppHeaders, options: Mapping[str, Any], parent: str | None, observer: Any) -> None:
+    """Begin the precompiled header that builds with these settings will ask for, if nobody compiles just now.
+
+    Without a C++ compiler there is no command to begin; the first piece that needs one tells of that.
+    """
+    from torch._inductor import config
+
+    if not _COMPILING.acquire(blocking=False):
+        return
+    try:
+        with config.patch(_known(_settings(True, options))), contextlib.suppress(Exception):
+            trust_processor()
+            headers.begin(build_command(), parent, observer)
+    finally:
+        _COMPILING.release()
+
+
+def _settings(is_trusting: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_SETTINGS, "cpp.vec_isa_ok": True if is_trusting else None, **options}
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that this torch has."""
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def _compile(
@@ -172,8 +146,7 @@ def _compile(
         captured.append((output, metadata))
         return output
 
-    known = config.get_config_copy()
-    patches = {name: value for name, value in settings.items() if name in known}
+    patches = _known(settings)
     context = TracingContext(piece.mode)
     functorch = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
@@ -212,11 +185,9 @@ def _compile(
 def bundle(piece: RebuiltPiece, box: Box, options: Mapping[str, Any]) -> bytes:
     """Compile a piece to the bytes of torch's own `CompiledArtifact`, whose load imports the compiler."""
     from torch._guards import TracingContext, tracing
-    from torch._inductor import config, standalone_compile
+    from torch._inductor import standalone_compile
 
-    known = config.get_config_copy()
-    settings = {**_SETTINGS, "cpp.vec_isa_ok": True, **options}
-    patches = {name: value for name, value in settings.items() if name in known}
+    patches = _known(_settings(True, options))
     try:
         with _exclusive(), tracing(TracingContext(piece.mode)):
             artifact: Any = standalone_compile(

@@ -8,6 +8,7 @@ exception, the loud fall-back for output that our own loader does not know).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,6 +46,15 @@ def keeping_apart(compiler: Compiler, operators: Sequence[str]) -> Compiler:
     """Return the compiler for pieces that hold opaque operators, which are to be promised what a cut promises them."""
     change: Callable[[Sequence[str]], Compiler] | None = getattr(compiler, "keeping_apart", None)
     return change(operators) if operators and change is not None else compiler
+
+
+def preparing(compiler: Compiler, observer: Any, *, when: bool) -> AbstractContextManager[None]:
+    """Let a compiler begin, beside what the block does, what it will need for the pieces that come of it.
+
+    `when` says whether there will be any: of a request that was built before most artifacts are there.
+    """
+    begin: Callable[[Any], AbstractContextManager[None]] | None = getattr(compiler, "preparing", None)
+    return begin(observer) if when and begin is not None else nullcontext()
 
 
 @runtime_checkable
