@@ -94,16 +94,17 @@ def hold_to_eager(
         return x, y
 
     options = pw.CompileOptions(
-        compiler=compiler, partition=partition, passes=("no_ops", "merge_linears"), custom_ops=("all",),
+        compiler=compiler, partition=partition, passes=("no_ops", "merge_linears_everywhere"), custom_ops=("all",),
         max_num_batched_tokens=16, ranges=((1, 16),), verify=False,
     )  # fmt: skip
     program = pw.compile(
         model, given(5), dynamic={"x": {0: "tokens"}, "y": {0: "tokens"}}, options=options, store=pw.MemoryStore(),
         observer=watch,
     )  # fmt: skip
-    assert watch.of(FallBack) == []
+    # A view of what is written is what compiled code cannot give: such a piece runs as its text, and says so.
+    assert all("is a view of" in fallen.reason for fallen in watch.of(FallBack))
     matches = {done.name: done.matches for done in watch.of(PassDone)}
-    if dtype is torch.bfloat16 or "merge_linears" in counts:
+    if dtype is torch.bfloat16 or "merge_linears_everywhere" in counts:
         assert {each: matches.get(each, 0) for each in counts} == counts
     for size in (1, 2, 5, 16):
         own, right = given(size), given(size)

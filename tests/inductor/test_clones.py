@@ -55,7 +55,7 @@ def test_no_written_input_is_cloned(split_ops_only: tuple[str, ...]) -> None:
     model, store, recorder = Writes().eval(), pw.MemoryStore(), Recorder()
     options = pw.CompileOptions(
         compiler="inductor", split_ops_only=split_ops_only, ranges=((2, 32),), size_one=False,
-        max_num_batched_tokens=32, passes=("no_ops", "merge_linears"),
+        max_num_batched_tokens=32, passes=("no_ops", "merge_linears_everywhere"),
     )  # fmt: skip
     example = (torch.rand(4, 8), torch.arange(4), torch.zeros(PAGES, WIDTH))
     dynamic = {"x": {0: "tokens"}, "slots": {0: "tokens"}}

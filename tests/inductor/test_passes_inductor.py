@@ -68,9 +68,9 @@ def test_passes_and_operators_together_are_right(architecture: str, partition: s
     folder = tiny_folder(architecture, tmp_path)
     wanted = references(tiny_model(architecture), [PROMPT])
     right = references(tiny_model(architecture).double(), [PROMPT])
-    passes = ("no_ops", "merge_linears", count_products)
+    passes = ("no_ops", "merge_linears_everywhere", count_products)
     found, matches = run(folder, [PROMPT], partition=partition, passes=passes, custom_ops=EVERYTHING)
-    assert matches["merge_linears"] == MERGED[architecture]
+    assert matches["merge_linears_everywhere"] == MERGED[architecture]
     assert matches["fuse_rotary_kv_update"] == 3 and matches["find_gates"] == 3
     # A piece a layer but for the last and the first, or the whole graph at once: products are counted where they are.
     assert matches["count_products"] == (9 if partition == "fx" else 13)
@@ -88,8 +88,9 @@ def test_the_real_model_is_right_with_every_pass_and_operator() -> None:
         AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval() for dtype in (torch.float32, torch.float64)
     )
     prompts = [torch.randint(20, 40000, (n,), generator=source).tolist() for n in (3, 6, 9, 12, 16, 16, 14)]
-    found, matches = run(folder, prompts, passes=("no_ops", "merge_linears", count_products), custom_ops=EVERYTHING)
-    assert matches["merge_linears"] == 2 * 30
+    passes = ("no_ops", "merge_linears_everywhere", count_products)
+    found, matches = run(folder, prompts, passes=passes, custom_ops=EVERYTHING)
+    assert matches["merge_linears_everywhere"] == 2 * 30
     assert (matches["find_norms"], matches["find_gates"], matches["fuse_add_norm"]) == (61, 30, 60)
     assert (matches["find_rotary"], matches["fuse_rotary_kv_update"]) == (60, 30)
     difference = compare("SmolLM2", found, *(references(model, prompts) for model in (plain, exact)))

@@ -130,7 +130,7 @@ class SizeAlone(nn.Module):
         return x.shape[0] * 2
 
 
-@pytest.mark.parametrize("passes", [(), ("no_ops",), ("no_ops", "merge_linears")])
+@pytest.mark.parametrize("passes", [(), ("no_ops",), ("no_ops", "merge_linears_everywhere")])
 def test_a_model_of_sizes_alone_counts(passes: tuple[str, ...]) -> None:
     options = dataclasses.replace(EAGER, passes=passes)
     example = (torch.randn(5, 8),)

@@ -80,6 +80,7 @@ def of_a_part(m: Case, x: Tensor, y: Tensor) -> Results:
 
 
 # What is written, and how often a pass matches where that is to be said.
+MERGE = "merge_linears_everywhere"
 CASES: dict[str, tuple[Forward, dict[str, int]]] = {
     "a residual of a wider dtype": (lambda m, x, y: norm(x + y.float(), m.weight), {"fuse_add_norm": 0}),
     "a weight that is part of another": (lambda m, x, y: norm(x, m.wide[4:12]), {"find_norms": 1}),
@@ -104,12 +105,12 @@ CASES: dict[str, tuple[Forward, dict[str, int]]] = {
     "a turn by one and the same": (lambda m, x, y: turned(x, y, y), {}),
     "other bounds": (lambda m, x, y: quantised(x, m.scale, 240.0), {"find_quants": 0}),
     "two scales, one of them read": (two_readers, {"fuse_quant": 0}),
-    "linears of views of one value": (linears_of_views, {"merge_linears": 1}),
-    "a linear that is written": (linears_written, {"merge_linears": 0}),
-    "linears that are returned": (lambda m, x, y: (m.query(x), m.key(x), m.query(x).t()), {"merge_linears": 0}),
-    "a tied linear": (tied, {"merge_linears": 0}),
-    "a linear of part of a weight": (of_a_part, {"merge_linears": 0}),
-    "linears of one and a written value": (lambda m, x, y: m.query(x) + m.key(x.add_(1)), {"merge_linears": 0}),
+    "linears of views of one value": (linears_of_views, {MERGE: 1}),
+    "a linear that is written": (linears_written, {MERGE: 0}),
+    "linears that are returned": (lambda m, x, y: (m.query(x), m.key(x), m.query(x).t()), {MERGE: 0}),
+    "a tied linear": (tied, {MERGE: 0}),
+    "a linear of part of a weight": (of_a_part, {MERGE: 0}),
+    "linears of one and a written value": (lambda m, x, y: m.query(x) + m.key(x.add_(1)), {MERGE: 0}),
     "casts of the dtype that are written": (casts_written, {}),
     "our norm of a view": (lambda m, x, y: ops.rms_norm(torch.stack((x, y), -1)[..., 0], m.weight, 1e-5), {}),
 }  # fmt: skip

@@ -160,6 +160,7 @@ def linears_of_a_view_of_a_result(m: Case, x: Tensor, y: Tensor) -> Results:
 
 
 # Neighbours of those above, the other way round: another spelling, another dimension, another place of a cast.
+MERGE = "merge_linears_everywhere"
 NEAR: dict[str, tuple[Forward, dict[str, int]]] = {
     "a norm without a weight": (lambda m, x, y: norm(x, None), {"find_norms": 1}),
     "a norm over tokens": (lambda m, x, y: rows_of(x, lambda w: w.pow(2).mean(0, keepdim=True)), {"find_norms": 0}),
@@ -212,11 +213,11 @@ NEAR: dict[str, tuple[Forward, dict[str, int]]] = {
     "a gate by keyword": (gate_by_keyword, {"find_gates": 0}),
     "a turn by keyword": (turned_by_keyword, {"find_rotary": 0}),
     "a quantisation by keyword": (quant_by_keyword, {"find_quants": 0}),
-    "one linear twice": (one_linear_twice, {"merge_linears": 0}),
-    "linears by keyword": (linears_by_keyword, {"merge_linears": 1}),
-    "linears of a row more": (linears_at_ranks, {"merge_linears": 0}),
-    "linears as products": (linears_by_matmul, {"merge_linears": 0}),
-    "linears whose views are copied": (linears_of_a_view_of_a_result, {"merge_linears": 1}),
+    "one linear twice": (one_linear_twice, {MERGE: 0}),
+    "linears by keyword": (linears_by_keyword, {MERGE: 1}),
+    "linears of a row more": (linears_at_ranks, {MERGE: 0}),
+    "linears as products": (linears_by_matmul, {MERGE: 0}),
+    "linears whose views are copied": (linears_of_a_view_of_a_result, {MERGE: 1}),
 }  # fmt: skip
 
 

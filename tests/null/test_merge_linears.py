@@ -43,8 +43,11 @@ class Parallel(nn.Module):
         return self.last(torch.cat((heads.sum(0), key, value, key), -1))
 
 
+EVERYWHERE = ("merge_linears_everywhere",)
+
+
 def compiled(
-    model: nn.Module, *, store: Any = None, observer: Any = None, passes: tuple[str, ...] = ("merge_linears",)
+    model: nn.Module, *, store: Any = None, observer: Any = None, passes: tuple[str, ...] = EVERYWHERE
 ) -> Any:
     options = pw.CompileOptions(
         compiler="eager", passes=passes, split_ops=("merge_test::mix",), ranges=((1, 64),), max_num_batched_tokens=64

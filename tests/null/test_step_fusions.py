@@ -107,16 +107,16 @@ def test_merged_linears_and_operators_go_together(partition: str) -> None:
     given = {name: torch.randn(5, 16) for name in ("x", "residual")}
     dynamic = {name: {0: "tokens"} for name in given}
     traced = trace(module, given, dynamic)
-    passes = (*resolve_passes(("no_ops", "merge_linears")), *operator_passes(choose(("all",), "cpu")))
+    passes = (*resolve_passes(("no_ops", "merge_linears_everywhere")), *operator_passes(choose(("all",), "cpu")))
     _, steps = apply_passes(traced, passes)
     counts = {step.report.name: len(step.report.matches) for step in steps}
-    names = ("merge_linears", "find_norms", "find_gates", "fuse_add_norm")
+    names = ("merge_linears_everywhere", "find_norms", "find_gates", "fuse_add_norm")
     assert [counts[name] for name in names] == [1, 1, 1, 1]
     with torch.no_grad():
         wanted, right = module(**given), module.double()(**{name: each.double() for name, each in given.items()})
     module.float()
     options = pw.CompileOptions(
-        compiler="eager", partition=partition, passes=("no_ops", "merge_linears"), custom_ops=("all",),
+        compiler="eager", partition=partition, passes=("no_ops", "merge_linears_everywhere"), custom_ops=("all",),
         max_num_batched_tokens=16, ranges=((1, 16),),
     )  # fmt: skip
     found = pw.compile(module, given, dynamic=dynamic, options=options, store=pw.MemoryStore())(**given)

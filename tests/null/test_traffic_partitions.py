@@ -32,7 +32,7 @@ def test_a_graph_that_stays_whole_moves_what_its_pieces_move(partition: str, tmp
 @pytest.mark.parametrize("partition", ["fx", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_merged_linears_read_their_input_once(partition: str, tmp_path: Path) -> None:
     folder = configured(tmp_path)
-    merged = plan(folder, passes=("no_ops", "merge_linears"), partition=partition)
+    merged = plan(folder, passes=("no_ops", "merge_linears_everywhere"), partition=partition)
     apart = plan(folder, passes=("no_ops",), partition=partition)
     found, plain = (record_traffic(*each, StepSizes(4, 4, 20)) for each in (merged, apart))
     row, half = 4 * 32 * 2, 4 * 16 * 2  # of four tokens: a row of the model, and one of keys or values

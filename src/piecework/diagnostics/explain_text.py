@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
+
+_MOST_REASONS = 3  # for which a pass left most alone; `--json` has each place
 
 
 def explain_lines(found: Mapping[str, Any]) -> list[str]:
@@ -74,9 +77,11 @@ def _operators(states: Mapping[str, str]) -> str:
 
 
 def _pass_lines(report: Mapping[str, Any]) -> list[str]:
-    """Say how often a pass matched, and why an operator that is off stays on."""
+    """Say how often a pass matched, why an operator that is off stays on, and what most was left alone for."""
     kept = dict.fromkeys(place.partition(": ")[2] for place in report["places"] if "it stays on: " in place)
-    return [f"pass        {_pass_line(report)}", *(f"            {line}" for line in kept)]
+    reasons = Counter(miss.partition(": ")[2] or miss for miss in report["misses"])
+    left = (f"{count} left alone: {reason}" for reason, count in reasons.most_common(_MOST_REASONS))
+    return [f"pass        {_pass_line(report)}", *(f"            {line}" for line in (*kept, *left))]
 
 
 def _pass_line(report: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ __all__ = ["BUILT_IN", "PieceRewriting", "apply_passes", "diff_of", "graph_pass"
 # Each pass by its name: the module in which the function of that name is declared one.
 BUILT_IN: dict[str, str] = {
     "merge_linears": "piecework.passes.merge_linears",
+    "merge_linears_everywhere": "piecework.passes.merge_linears",
     "no_ops": "piecework.passes.no_ops",
     "sequence_parallel": "piecework.passes.sequence_parallel",
 }

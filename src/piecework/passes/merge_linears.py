@@ -4,6 +4,9 @@ Taken are linears of the very same value, with no cut and no write to it between
 one dtype and one width that nothing else reads: no tied weight, no computed one, no buffer, no quantised dtype, and
 biases on all of them or on none. Their results are views of the product; where an operator that is not torch's own, or
 the caller, would see other strides than before, the view is copied to the strides that it had.
+
+On a CPU a product takes as long as its parts do, and what reads parts of its result takes longer: there only
+`merge_linears_everywhere` merges, for whoever compares.
 """
 
 from __future__ import annotations
@@ -30,15 +33,28 @@ LINEAR = torch.nn.functional.linear
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-@graph_pass("merge_linears", version=1)
+@graph_pass("merge_linears", version=2)
 def merge_linears(traced: TracedGraph) -> Rewritten:
-    """Replace each set of parallel linears by one product and a split of its result."""
+    """Replace each set of parallel linears by one product and a split of its result, where that gains something."""
+    return _merge_all(traced, leaves_cpu=True)
+
+
+@graph_pass("merge_linears_everywhere", version=1)
+def merge_linears_everywhere(traced: TracedGraph) -> Rewritten:
+    """Do so on a CPU as well."""
+    return _merge_all(traced, leaves_cpu=False)
+
+
+def _merge_all(traced: TracedGraph, *, leaves_cpu: bool) -> Rewritten:
     matches: list[str] = []
     misses: list[str] = []
     bindings = dict(traced.bindings)
     static = set(_static_results(traced))
     written = {storage_of(a.meta.get("example_value")) for n in traced.graph.nodes for a in mutated_arguments(n)}
     for group in _parallel(traced):
+        if leaves_cpu and _is_on_cpu(group[0]):
+            misses.append(f"{_name(group, traced)}: on a CPU one product is not faster than several")
+            continue
         fits: dict[object, list[fx.Node]] = {}
         for node in group:
             reason = _unfit(node, traced, static, written)
@@ -103,6 +119,11 @@ def _unfit(node: fx.Node, traced: TracedGraph, static: set[str], written: set[in
     if storage_of(node.meta["example_value"]) in written:
         return "its result is written to in place"
     return ""
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    spec = node.meta.get("spec")
+    return isinstance(spec, TensorSpec) and spec.device == "cpu"
 
 
 def _kind(node: fx.Node) -> tuple[object, ...]:
