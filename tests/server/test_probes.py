@@ -10,7 +10,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from piecework.errors import ModelError
+from piecework.errors import EngineError, ModelError
 from piecework.server.readiness import COMPILING, LOADING, Readiness
 from server.serving import NAME, Running, ask, running
 
@@ -100,9 +100,10 @@ def test_an_engine_that_hangs_is_not_healthy_and_one_that_fails_ends_the_server(
         assert server.ask("GET", "/livez")[0] == 200
         fail.set()
         end = time.monotonic() + 10
-        while server.code is None and time.monotonic() < end:
+        while server.error is None and time.monotonic() < end:
             time.sleep(0.01)
-        assert server.code == 1
+        assert isinstance(server.error, EngineError)
+        assert (server.error.message, server.error.exit_code) == ("RuntimeError: the device is gone", 1)
         assert server.front.readiness.as_dict()["detail"] == "failed: RuntimeError: the device is gone"
 
 

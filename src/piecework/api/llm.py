@@ -22,9 +22,12 @@ from piecework.options import CompileOptions
 from piecework.store.protocol import KernelStore
 
 if TYPE_CHECKING:  # what one prompt after another does without
+    from piecework.engine.follow import Follower
     from piecework.engine.loop import Engine
     from piecework.engine.offline import Answer
+    from piecework.engine.options import EngineOptions
     from piecework.engine.sequence import SamplingParameters
+    from piecework.engine.served import Served
     from piecework.parallel.ranks import Ranks
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -148,21 +151,37 @@ class LLM:
             Request(str(number), tuple(self.encode(prompt)), one)
             for number, (prompt, one) in enumerate(zip(several, each, strict=True))
         ]
-        return answer_all(self.engine, requests)
+        if self.model.ranks is None:
+            return answer_all(self.engine, requests)
+        from piecework.api.shared import answer_together
+
+        return answer_together(self._part, lambda engine: answer_all(engine, requests))
 
     @cached_property
     def engine(self) -> Engine:
         """An engine over the model, for as many prompts as there are; made when first asked for."""
-        from piecework.api.served import serve_folder, step_function
         from piecework.engine.loop import Engine
+
+        if self.model.ranks is not None:
+            raise OptionError(
+                f"an engine of one process was asked for, and the model is shared by {self.model.ranks.size} ranks",
+                hint="call `generate` with `parameters` on every rank: one of them leads the others",
+            )
+        return Engine(*self._serving())
+
+    @cached_property
+    def _part(self) -> Engine | Follower:
+        """What this rank has of an engine that several ranks share."""
+        from piecework.api.shared import part_of
+
+        assert self.model.ranks is not None
+        return part_of(*self._serving(), self.model.ranks)
+
+    def _serving(self) -> tuple[Served, EngineOptions]:
+        from piecework.api.served import serve_folder, step_function
         from piecework.engine.options import EngineOptions
 
         model = self.model
-        if model.ranks is not None:
-            raise OptionError(
-                f"an engine of one process was asked for, and the model is shared by {model.ranks.size} ranks",
-                hint="generate without `parameters`: each prompt is then continued greedily",
-            )
         most = min(EngineOptions().max_num_batched_tokens, model.max_num_batched_tokens)
         served = serve_folder(
             model.folder, step_function(model.program, model.keeps_rows), model.sites,
@@ -170,8 +189,7 @@ class LLM:
             tokenizer=self.tokenizer if model.folder.tokenizer_file is not None else None,
         )  # fmt: skip
         sequences = min(EngineOptions().max_num_sequences, most - 1)
-        options = EngineOptions(max_num_sequences=sequences, max_num_batched_tokens=most, enforce_eager=True)
-        return Engine(served, options)
+        return served, EngineOptions(max_num_sequences=sequences, max_num_batched_tokens=most, enforce_eager=True)
 
     def _tell(self, token: GeneratedToken) -> None:
         """Tell of a step; the first token of an answer is that of the prefill."""

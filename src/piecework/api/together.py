@@ -17,6 +17,7 @@ from piecework.values.placement import group_name
 from piecework.values.record import Record
 
 if TYPE_CHECKING:  # what one process alone does without
+    from piecework.parallel.agree import Start
     from piecework.parallel.ranks import Ranks
 
 Result = TypeVar("Result")
@@ -47,10 +48,20 @@ def start_together(
     observer: Observer,
 ) -> Result:
     """Return what `finish` makes of the one record that all ranks start from; whatever fails on one fails on all."""
-    from piecework.parallel.agree import Start, agree, together
+    from piecework.parallel.agree import agree, together
 
     with phase(observer, "ranks", f"{ranks.size} ranks"):
         ranks.must_agree(key_of(request.factors), "the programs that the ranks ask for")
+    with start_building(ranks.size):
+        key, record = agree(ranks, start_of(request, store, observer), store, observer)
+        result, _ = together(ranks, "binding the program", lambda: (finish(key, record), None))
+    ranks.enter()
+    return result
+
+
+def start_of(request: Request, store: KernelStore, observer: Observer) -> Start:
+    """Return what a start of several ranks is made of: programs are whole, with all that a start reads."""
+    from piecework.parallel.agree import Start
 
     def read(key: str) -> Record:
         record = read_program(key, store)
@@ -74,12 +85,7 @@ def start_together(
         found = find_or_build(request, store, observer)
         return found if whole(found) else build(request, store, observer)
 
-    start = Start(find=look, build=make, read=read)
-    with start_building(ranks.size):
-        key, record = agree(ranks, start, store, observer)
-        result, _ = together(ranks, "binding the program", lambda: (finish(key, record), None))
-    ranks.enter()
-    return result
+    return Start(find=look, build=make, read=read)
 
 
 @contextmanager

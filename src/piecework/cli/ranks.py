@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,10 +41,17 @@ def sharing(size: int, device: str) -> Iterator[Ranks | None]:
         ranks.leave()
 
 
-def refuse_sharing(size: int, command: str) -> None:
-    """Raise OptionError where a command that one process runs is asked to share a model."""
-    if size > 1:
-        raise OptionError(
-            f"`piecework {command}` run in one process, and `--tensor-parallel-size` is `{size}`",
-            hint="`torchrun … piecework generate MODEL -tp N` shares a model; `piecework build -tp N` fills its store",
-        )
+@contextmanager
+def noting_signals() -> Iterator[Callable[[], bool]]:
+    """Give what tells whether SIGTERM or SIGINT came, until the block ends: launchers send them to every rank.
+
+    A rank that follows another ends when that one does, which finishes open answers first.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

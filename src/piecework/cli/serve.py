@@ -85,6 +85,9 @@ class EngineFlags:
     wait_for: Annotated[
         str, flag(ENGINE_GROUP, "now, compiled or captured: what is there before the first answer.", metavar="TIER")
     ] = "now"
+    rank_timeout_s: Annotated[
+        float, flag(ENGINE_GROUP, "Silence after which a rank takes the others for gone.", metavar="S")
+    ] = 300.0
     compile_nice: Annotated[
         int, flag(ENGINE_GROUP, "How far the compile process stands back, 0 to 19.", metavar="N")
     ] = 10
@@ -125,8 +128,12 @@ def serve(
     store_flags: StoreFlags = STORE_DEFAULTS,
     output: OutputFlags = OUTPUT_DEFAULTS,
 ) -> int:
-    """Serve a model over HTTP as OpenAI's API: at once by eager code, faster as compiled tiers come in."""
-    from piecework.cli.serving import answer_once, run_server
+    """Serve a model over HTTP as OpenAI's API: at once by eager code, faster as compiled tiers come in.
+
+    With `-tp N` under `torchrun --nproc-per-node=N`, N processes share the model, and the first of them answers.
+    """
+    from piecework.cli.once import answer_once
+    from piecework.cli.serving import run_server
 
     def once(url: str, startup: Startup) -> int:
         return answer_once(url, startup, str(serve_once), server_flags.api_key, output.json)

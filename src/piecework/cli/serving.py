@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from piecework.cli.flags import CompileFlags, ModelFlags, StoreFlags
 from piecework.cli.progress import progress
-from piecework.cli.ranks import refuse_sharing
+from piecework.cli.ranks import noting_signals, sharing
 from piecework.cli.settings import Settings, gather, open_store
 from piecework.cli.start import checks_for
 from piecework.env import Environment
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from piecework.engine.prewarm import WatchedRunner
     from piecework.engine.service import Report, Service
     from piecework.engine.shapes import Coverage, StepShape
+    from piecework.parallel.ranks import Ranks
     from piecework.server.generation import ServedModel
     from piecework.server.template import ChatTemplate
 
@@ -48,9 +46,16 @@ class Startup:
     manifest: Path | None
     coverage: Coverage
     observer: Observer
+    ranks: Ranks | None = None
+    asked_to_end: Callable[[], None] = lambda: None
     misses: list[Specialisation] = field(default_factory=list)
     runner: WatchedRunner | None = None
     refused: tuple[StepShape, ...] = ()
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process runs what another one serves."""
+        return self.ranks is not None and self.ranks.rank > 0
 
     def make_engine(self, report: Report, hear: Report = lambda progress: None) -> Engine:
         """Open the engine and run what it is to have run; called by the engine's own thread."""
@@ -62,21 +67,35 @@ class Startup:
         from piecework.api.serving import open_engine
         from piecework.engine.prewarm import run_shapes, watch_shapes
 
-        flags = self.model_flags
         engine = open_engine(
-            self.model,
-            dtype=flags.dtype,
-            device=flags.device,
-            options=self.settings.options,
-            engine=self.engine,
-            store=open_store(self.settings, self.observer, checks_for(self.settings)),
-            observer=self.observer,
-            offline=flags.offline,
-            report=told,
+            self.model, report=told, ranks=self.ranks, asked_to_end=self.asked_to_end, **self._asked()
         )
         self.runner = watch_shapes(engine, self.coverage)
         self.refused = run_shapes(engine, self.runner, self.shapes, told)
         return engine
+
+    def follow(self) -> int:
+        """Run the steps of rank 0's engine, until that ends."""
+        from piecework.api.serving import open_follower
+
+        assert self.ranks is not None
+        follower = open_follower(self.model, ranks=self.ranks, **self._asked())
+        with noting_signals() as is_asked_to_end:
+            follower.follow(is_asked_to_end)
+        return 0
+
+    def _asked(self) -> dict[str, Any]:
+        """Return what every rank opens the folder with."""
+        flags = self.model_flags
+        return {
+            "dtype": flags.dtype,
+            "device": flags.device,
+            "options": self.settings.options,
+            "engine": self.engine,
+            "store": open_store(self.settings, self.observer, checks_for(self.settings)),
+            "observer": self.observer,
+            "offline": flags.offline,
+        }
 
     @contextmanager
     def watching(self, hear: Callable[[Specialisation], None]) -> Iterator[None]:
@@ -102,14 +121,14 @@ def _starting(model: str, flags: Flags, writes_manifest: bool) -> Iterator[Start
 
     _, engine_flags, prewarm_flags, model_flags, compile_flags, store_flags = flags
     settings = gather(compile_flags, store_flags, Environment.read())
-    refuse_sharing(settings.options.tensor_parallel_size, "serve` and `piecework prewarm")
     shapes: list[StepShape] = []
     manifest = prewarm_flags.manifest
     if manifest is not None and (manifest.exists() or not writes_manifest):
         shapes += shapes_in(read(manifest))
     if prewarm_flags.sweep is not None:
         shapes += parse_sweep(prewarm_flags.sweep)
-    with progress() as draw:
+    size = settings.options.tensor_parallel_size
+    with progress() as draw, sharing(size, model_flags.device) as ranks:
         yield Startup(
             model=model,
             settings=settings,
@@ -119,6 +138,7 @@ def _starting(model: str, flags: Flags, writes_manifest: bool) -> Iterator[Start
             manifest=manifest if writes_manifest else None,
             coverage=Coverage(),
             observer=fan_out(Counters(), ReportLines(str(settings.store.store)), draw),
+            ranks=ranks,
         )
 
 
@@ -136,6 +156,7 @@ def _engine_options(flags: EngineFlags, compile_flags: CompileFlags, settings: S
         enforce_eager=bool(compile_flags.enforce_eager),
         wait_for=flags.wait_for,
         compile_nice=flags.compile_nice,
+        rank_timeout_s=flags.rank_timeout_s,
     )
 
 
@@ -169,7 +190,11 @@ def run_server(model: str, flags: Flags, when_ready: Callable[[str, Startup], in
     if server_flags.chat_template is not None:  # told now, not after the weights
         read_template(server_flags.chat_template.parent, server_flags.chat_template)
     stop = Stop()
-    with _starting(model, flags, writes_manifest=True) as startup, ExitStack() as stack, stop.on_signals():
+    with _starting(model, flags, writes_manifest=True) as startup, ExitStack() as stack:
+        if startup.follows:
+            return startup.follow()
+        stack.enter_context(stop.on_signals())
+        startup.asked_to_end = stop.set
         front = Front(options, Readiness(), Metrics(options.served_model_names[0]), coverage=startup.coverage)
 
         def start_service(hear: Report) -> Service:
@@ -211,48 +236,12 @@ def _describe(service: Service, startup: Startup, template: Path | None) -> tupl
     return model, read_template(folder, template)
 
 
-def answer_once(url: str, startup: Startup, prompt: str, api_keys: list[str] | None, as_json: bool) -> int:
-    """Ask the server that runs for one answer, and list what that compiled."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=600)
-    headers = {"Content-Type": "application/json"}
-    if api_keys:
-        headers["Authorization"] = f"Bearer {api_keys[0]}"
-    body = json.dumps({"prompt": prompt, "max_tokens": 16, "temperature": 0})
-    try:
-        connection.request("POST", "/v1/completions", body, headers)
-        answer = json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
-    if "error" in answer:
-        raise EngineError(answer["error"]["message"], hint=answer["error"]["hint"])
-    uncovered = startup.coverage.uncovered
-    if as_json:
-        from piecework.cli.output import print_json
-
-        print_json(
-            {
-                "text": answer["choices"][0]["text"],
-                "usage": answer["usage"],
-                "specialisations": [found.as_dict() for found in startup.misses],
-                "coverage": startup.coverage.ratio,
-                "uncovered": {kind: shape.as_dict() for kind, shape in uncovered.items()},
-            }
-        )
-        return 0
-    print(answer["choices"][0]["text"])
-    print(f"specialisations that this request caused: {len(startup.misses)}", file=sys.stderr)
-    for found in startup.misses:
-        print(f"  {found}", file=sys.stderr)
-    print(f"shapes that the start had not run: {len(uncovered)}", file=sys.stderr)
-    for kind in uncovered:
-        print(f"  {kind}", file=sys.stderr)
-    return 0
-
-
 def run_prewarm(model: str, flags: Flags, as_json: bool) -> int:
     """Run the shapes that the flags name, and list what they compiled."""
     with _starting(model, flags, writes_manifest=False) as startup:
+
+        if startup.follows:
+            return startup.follow()
 
         def report(progress: Any) -> None:
             log.info("%s %s", progress, progress.detail)
@@ -275,5 +264,3 @@ def run_prewarm(model: str, flags: Flags, as_json: bool) -> int:
         for each in startup.misses:
             print(f"  {each}")
     return 1 if startup.refused else 0
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from piecework.engine.events import CompileProcess
 from piecework.engine.generate import StepFunction
 from piecework.engine.options import Progress
 from piecework.engine.tiers import CAPTURED, COMPILED, Tiers
-from piecework.errors import CompileError, PieceworkError
+from piecework.errors import CompileError, ParallelError, PieceworkError
 from piecework.events import FallBack, Observer, VerificationFailed
 from piecework.runtime.idle import Capturable
 from piecework.runtime.program import Program
@@ -43,6 +44,7 @@ class Plan:
     `key` is a record that is in the store already and has only to be proven, and `bound` its program. `job` makes one
     where there is none, or where that one is found wrong; without a job the pieces that are wrong run as their texts.
     `capture` makes tier 2 of a program, None where nothing is captured; `on_proven` hears the key of what serves.
+    Where several ranks share the model, `apart` lets this one run a piece by itself, which is done between two steps.
     """
 
     store: KernelStore
@@ -56,6 +58,7 @@ class Plan:
     steps_beside: int = STEPS_BESIDE
     on_compiling: Callable[[Compiling], None] = field(default=lambda compiling: None)
     on_proven: Callable[[str], None] = field(default=lambda key: None)
+    apart: Callable[[], AbstractContextManager[None]] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def _first_try(tiers: Tiers, plan: Plan, job: Job, observer: Observer) -> Genera
     key = plan.key or (yield from _compile(tiers, job, plan, observer))
     try:
         return (yield from _prove(tiers, plan, key, observer, is_last=False))
+    except ParallelError:
+        raise
     except PieceworkError as error:
         observer(FallBack(what="the first program is made anew", reason=error.message))
         return None
@@ -186,12 +191,21 @@ def _verify(
     faults = []
     for done, (number, box, key, text, run) in enumerate(trials):
         tiers.progress = Progress("verifying", done, len(trials))
-        verdict = yield from aside(run)
+        verdict = yield from (aside(run) if plan.apart is None else _between(plan.apart, run))
         if verdict.outcome == FAILED:
             observer(VerificationFailed(piece=f"piece {number}", range=box, reason=verdict.reason))
             faults.append(Fault(key, f"piece {number} for `{box}`", text, verdict.reason))
     tiers.progress = Progress("verifying", len(trials), max(1, len(trials)), "beside steps")
     return faults
+
+
+def _between(
+    apart: Callable[[], AbstractContextManager[None]], run: Trial
+) -> Generator[None, None, Verdict]:
+    """Run a trial between two steps: the name that its collectives ask for is then nobody else's."""
+    yield
+    with apart():
+        return run()
 
 
 def _trials(

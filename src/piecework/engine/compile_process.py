@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from piecework.models.folder import open_folder
 from piecework.models.hugging_face import load_model
 from piecework.options import from_mapping
 from piecework.pipeline import start_from
+from piecework.seam.groups import standing_in
 from piecework.stages.find import require_artifacts
 from piecework.store.disk import DiskStore
 from piecework.store.trust import AnyFiles, OwnFiles
+from piecework.values.placement import group_name
 from piecework.values.record import Record
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -87,7 +90,9 @@ def compile_folder(job: Mapping[str, Any], tell: Tell) -> str:
     torch.set_num_threads(job.get("threads") or torch.get_num_threads())
     request = folder_request(folder, job["dtype"], job["device"], settings, load_model, job.get("variables", {}))
     torch.set_num_threads(1)
-    key = start_from(request, finish, store, observe)
+    ranks = settings.tensor_parallel_size
+    with standing_in(group_name(ranks), ranks) if ranks > 1 else nullcontext():
+        key = start_from(request, finish, store, observe)
     if store.kept_in_memory:
         raise StoreUnwritable(
             f"the store at `{store.path}` took not all of what was compiled", hint="is the disk full, or read-only?"

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from piecework.engine.batch import Batch, make_batch, padded_sizes
 from piecework.engine.generate import allocate_caches
 from piecework.engine.grammar import Grammars
-from piecework.engine.memory import meter_of, plan_pages, profile_step
+from piecework.engine.memory import choose_pages, longest_sequence
 from piecework.engine.options import EngineOptions, Status
 from piecework.engine.pages import PagePool
 from piecework.engine.sampler import Chosen, choose
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.engine.sequence import FinishReason, Output, Request, Sequence, TokenLogprobs, sequences_of
-from piecework.engine.served import Runner, Served
+from piecework.engine.served import Others, Runner, Served
 from piecework.engine.text import TextStream
 from piecework.engine.tiers import CAPTURED, Tiers
 from piecework.errors import EngineError, OptionError
@@ -30,12 +30,20 @@ class Engine:
     `submit` and `abort` take effect in the next `step`, which returns what it added to each answer.
     """
 
-    def __init__(self, served: Served, options: EngineOptions | None = None, *, tiers: Tiers | None = None) -> None:
+    def __init__(
+        self,
+        served: Served,
+        options: EngineOptions | None = None,
+        *,
+        tiers: Tiers | None = None,
+        others: Others | None = None,
+    ) -> None:
         self.served = served
         self.options = options or EngineOptions()
+        self.others = others
         self.tiers = tiers or Tiers(served.step, ignore, num_sites=len(served.sites))
         self.runner: Runner = self.tiers  # whoever watches steps stands in its place
-        num_pages = self.options.num_pages or self._plan_pages()
+        num_pages = self.options.num_pages or choose_pages(served, self.options)
         self.pool = PagePool(num_pages, self.options.page_size, is_sharing=self.options.share_prefixes)
         self.scheduler = Scheduler(
             self.pool,
@@ -52,8 +60,7 @@ class Engine:
         most, count = self.options.max_num_batched_tokens, self.options.max_num_sequences
         self._sizes = padded_sizes(most, count, served.backend)
         self.tiers.caches = self.caches
-        limits = (self.options.max_length, served.max_positions, num_pages * self.options.page_size)
-        self.max_length = min(limit for limit in limits if limit)
+        self.max_length = longest_sequence(served, self.options, num_pages)
         self.tiers.most_pages = -(-self.max_length // self.options.page_size)
         self.grammars = Grammars(served.tokenizer, served.vocabulary_size, served.end_of_sequence)
         self._texts: dict[tuple[str, int], TextStream] = {}
@@ -61,11 +68,6 @@ class Engine:
         self._aborted: list[Output] = []
         self._order = 0
         self._num_steps = self._num_prompt = self._num_generated = self._num_cached = 0
-
-    def _plan_pages(self) -> int:
-        meter = meter_of(self.served.device)
-        profiled = profile_step(self.served, self.options, meter) if meter is not None else 0
-        return plan_pages(self.served, self.options, profiled_bytes=profiled)
 
     @property
     def has_work(self) -> bool:
@@ -76,6 +78,11 @@ class Engine:
     def has_background_work(self) -> bool:
         """Whether `idle` has something to do."""
         return self.tiers.is_climbing
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long `idle` may be left uncalled while nothing is asked for; None: for ever."""
+        return self.others.beat_s if self.others is not None else None
 
     @property
     def status(self) -> Status:
@@ -141,6 +148,8 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one step; return what it added to each answer that got on."""
+        if self.others is not None:
+            self.others.beat()
         outputs, self._aborted = self._aborted, []
         scheduled = self.scheduler.schedule()
         if scheduled:
@@ -150,6 +159,8 @@ class Engine:
 
     def idle(self) -> None:
         """Do a slice of what makes the next steps faster, while there is nothing else to do."""
+        if self.others is not None:
+            self.others.beat()
         if self.tiers.wants_steps:
             self._rehearse(REHEARSED_TOKENS)
         self.tiers.between(is_idle=True)
@@ -204,6 +215,13 @@ class Engine:
             self.abort(request_id)
         self.tiers.close()
         self.caches = {}
+        if self.others is not None:
+            self.others.close()
+
+    def fail(self, error: Exception) -> None:
+        """Let the other ranks know that this one has failed; nothing may be called afterwards."""
+        if self.others is not None:
+            self.others.close(error)
 
     def _count(self, batch: Batch) -> None:
         self._num_steps += 1

@@ -108,6 +108,23 @@ def _prepare(served: Served, options: EngineOptions, lengths: list[tuple[int, in
     return lambda: choose(call_step(served.step, batch), sequences, served.end_of_sequence)
 
 
+def longest_sequence(served: Served, options: EngineOptions, num_pages: int) -> int:
+    """Return how long a prompt may be with its answer: what the model, the options and the pages allow."""
+    limits = (options.max_length, served.max_positions, num_pages * options.page_size)
+    return min(limit for limit in limits if limit)
+
+
+def choose_pages(served: Served, options: EngineOptions, *, ranks: int = 1) -> int:
+    """Return the pages that the device has memory for, measured by a profile run where one is made.
+
+    Ranks on a CPU share its memory. Each of them calls this, since the profile run's steps are of all ranks.
+    """
+    meter = meter_of(served.device)
+    profiled = profile_step(served, options, meter) if meter is not None else 0
+    total = device_bytes(served.device) // (ranks if meter is None else 1)
+    return plan_pages(served, options, total_bytes=total, profiled_bytes=profiled)
+
+
 def plan_pages(served: Served, options: EngineOptions, *, total_bytes: int = 0, profiled_bytes: int = 0) -> int:
     """Return the number of pages for an engine. Raises EngineError where not even one prompt would fit."""
     is_gpu = torch.device(served.device).type == "cuda"

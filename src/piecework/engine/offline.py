@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from piecework.engine.loop import Engine
 from piecework.engine.sequence import FinishReason, Output, Request, TokenLogprobs
@@ -51,6 +52,15 @@ def answer_all(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
         for request in requests
         for index in range(request.parameters.n)
     ]
+
+
+def answer_from(data: Mapping[str, Any]) -> Answer:
+    """Make an answer of plain data, as JSON brings it."""
+    lists = {name: tuple(data[name]) for name in ("prompt_ids", "token_ids")}
+    logprobs = data["logprobs"]
+    if logprobs is not None:
+        logprobs = tuple(TokenLogprobs(**{**one, "top": tuple(map(tuple, one["top"]))}) for one in logprobs)
+    return Answer(**{**data, **lists, "logprobs": logprobs})
 
 
 def _join(request: Request, parts: _Parts, end: Output) -> Answer:

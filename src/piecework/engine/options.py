@@ -31,6 +31,7 @@ class EngineOptions:
     wait_for: str = _option(NOW, "now, compiled or captured: what is there before the first answer")
     compile_nice: int = _option(10, "how far the compile process stands back for everything else, 0 to 19")
     idle_ms: float = _option(50.0, "time that work in gaps between steps may take at a time")
+    rank_timeout_s: float = _option(300.0, "silence after which a rank takes the others for gone")
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -40,10 +41,12 @@ class EngineOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {low} to {high}")
-        for name, most in (("memory_fraction", 1.0), ("idle_ms", 60_000.0)):
+        for name, least, most in (
+            ("memory_fraction", 0, 1.0), ("idle_ms", 0, 60_000.0), ("rank_timeout_s", 1, 86_400.0),
+        ):  # fmt: skip
             number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
-                raise OptionError(f"`{name}` is `{number!r}`", hint=f"give a number from 0 to {most:g}")
+            if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
+                raise OptionError(f"`{name}` is `{number!r}`", hint=f"give a number from {least} to {most:g}")
         for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")

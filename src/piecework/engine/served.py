@@ -51,6 +51,20 @@ class Runner(Protocol):
         ...
 
 
+class Others(Protocol):
+    """The other ranks that run each step along, where several share the model."""
+
+    beat_s: float
+
+    def beat(self) -> None:
+        """Tell them that this one is there; called at every step, and every `beat_s` seconds while there are none."""
+        ...
+
+    def close(self, failure: Exception | None = None) -> None:
+        """Say goodbye to them, or that this one has failed."""
+        ...
+
+
 def call_step(step: StepFunction, batch: Batch) -> Tensor:
     """Call a step function with a batch, and return the logits of the rows that are chosen from.
 

@@ -151,6 +151,7 @@ class Service:
             engine.close()
         except Exception as error:  # noqa: BLE001  as above
             self._fail(error)
+            engine.fail(error)
             return
         for name in list(self._listeners):
             self._tell(name, self._absent())
@@ -162,7 +163,7 @@ class Service:
                 if engine.has_work:
                     command = self._commands.get_nowait()
                 else:
-                    command = self._commands.get(timeout=IDLE_S if engine.has_background_work else None)
+                    command = self._commands.get(timeout=IDLE_S if engine.has_background_work else engine.patience_s)
             except queue.Empty:
                 if engine.has_work:
                     return True

@@ -16,6 +16,7 @@ from piecework.engine.events import TierFailed, TierReady
 from piecework.engine.generate import StepFunction
 from piecework.engine.options import Progress
 from piecework.engine.served import call_step
+from piecework.errors import ParallelError
 from piecework.events import Observer
 from piecework.ops import PagedCache
 from piecework.values.difference import relative_error
@@ -82,6 +83,8 @@ class Tiers:
             try:
                 logits = call_step(step, batch)
                 break
+            except ParallelError:  # a step that other ranks did not fail in as well leaves nothing to go on with
+                raise
             except Exception as error:  # eager's own failure is raised, all else is a tier that is left
                 if self.used == EAGER:
                     raise
@@ -100,6 +103,8 @@ class Tiers:
             next(self._climb)
         except StopIteration:
             self._end()
+        except ParallelError:
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, the tiers that are there go on
             self.fail(self.best + 1, f"{type(error).__name__}: {error}")
             self._end()
@@ -142,6 +147,8 @@ class Tiers:
     def _try(self, candidate: StepFunction, batch: Batch) -> Any:
         try:
             return call_step(candidate, batch).clone()
+        except ParallelError:
+            raise
         except Exception as error:  # noqa: BLE001  code that a compiler wrote may fail in any way
             return error
 

@@ -7,18 +7,27 @@ arrived otherwise than it left is not found under its name.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from piecework.errors import CorruptEntry
 from piecework.store.protocol import PROGRAM, KernelStore
 from piecework.store.references import artifacts_of, blobs_of
+from piecework.values.digest import digest_data
 from piecework.values.record import record_from
+
+
+def fingerprint(key: str, store: KernelStore) -> str:
+    """Return a digest of a program's records, which name all that it is made of: equal where two stores hold the same.
+
+    One key may stand for other bytes in another store: where a piece was found wrong, its text stands in its place.
+    """
+    return digest_data(sorted([kind, name, dict(data)] for kind, name, data in _records(key, store)))
 
 
 def pack(key: str, store: KernelStore) -> bytes:
     """Return a program, its siblings and its artifacts as bytes: a line of JSON with lengths, then the blobs."""
-    programs = [(PROGRAM, each, store.read_record(PROGRAM, each)) for each in _with_siblings(key, store)]
-    artifacts = sorted({name for _, _, one in programs for name in artifacts_of(one)})
-    records = [*((*name, store.read_record(*name)) for name in artifacts), *programs]
+    records = _records(key, store)
     blobs = {digest: store.read_blob(digest) for kind, _, data in records for digest in blobs_of(kind, data)}
     head = {
         "records": [[kind, name, dict(data)] for kind, name, data in records],
@@ -42,6 +51,13 @@ def unpack(data: bytes, store: KernelStore) -> int:
     for kind, name, record in head["records"]:
         store.write_record(kind, name, record)
     return len(head["records"])
+
+
+def _records(key: str, store: KernelStore) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return a program's records, artifacts first: what is named stands before what names it."""
+    programs = [(PROGRAM, each, store.read_record(PROGRAM, each)) for each in _with_siblings(key, store)]
+    artifacts = sorted({name for _, _, one in programs for name in artifacts_of(one)})
+    return [*((*name, store.read_record(*name)) for name in artifacts), *programs]
 
 
 def _with_siblings(key: str, store: KernelStore) -> tuple[str, ...]:

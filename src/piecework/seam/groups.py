@@ -77,5 +77,20 @@ def claimed(what: str) -> bool:
     True where nobody can be asked.
     """
     with suppress(Exception):
-        return bool(dist.distributed_c10d._get_default_store().add(f"piecework/{what}", 1) == 1)
+        return bool(_launchers_store().add(f"piecework/{what}", 1) == 1)
     return True
+
+
+def post(name: str, text: str) -> None:
+    """Leave a text under a name in the launcher's own store."""
+    _launchers_store().set(name, text)
+
+
+def posted(name: str) -> str | None:
+    """Return the text under a name in the launcher's own store, None where there is none: nobody is waited for."""
+    store = _launchers_store()
+    return store.get(name).decode() if store.check([name]) else None
+
+
+def _launchers_store() -> Any:
+    return dist.distributed_c10d._get_default_store()

@@ -27,6 +27,7 @@ from piecework.server.template import ChatTemplate
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.2
+_GOODBYE_S = 10.0
 
 
 class RunningService(Service, Protocol):
@@ -116,6 +117,9 @@ def serve(front: Front, plan: Plan, stop: Stop) -> int:
         if code is None:
             code = _watch(front, service, http, stop)
         _drain(front, stop)
+        service.close(_GOODBYE_S)
+        if service.failure is not None:  # in the last answers, or in saying goodbye to other ranks
+            raise service.failure
         return code
     except BaseException as error:
         front.readiness.fail(getattr(error, "message", str(error)))
@@ -152,14 +156,13 @@ def _tell_phase(front: Front, progress: Progress) -> None:
 
 
 def _watch(front: Front, service: RunningService, http: HttpThread, stop: Stop) -> int:
-    """Look after a server that serves; return its exit code when the end is asked for, or the engine has failed."""
+    """Look after a server that serves, until the end is asked for. Raises what the engine fails with."""
     told: Status | None = None
     while not stop.wait(_LOOK_S):
         if service.failure is not None:
             front.readiness.fail(service.failure.message)
-            log.error("the engine has failed: %s", service.failure.message)
             time.sleep(_LOOK_S)  # those who wait are told before the connections end
-            return service.failure.exit_code
+            raise service.failure
         if not http.is_alive:
             raise EngineError("the HTTP server has ended", hint="the log has the reason")
         status = service.status
