@@ -10,7 +10,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-PRELOADED = ["torch", "transformers.models.auto.modeling_auto", "piecework.models.hugging_face", "piecework.api.llm"]
+PRELOADED = [
+    "torch", "transformers.models.auto.modeling_auto", "piecework.models.hugging_face", "piecework.api.llm",
+    "piecework.api.shared", "piecework.api.serving", "piecework.server.run",
+]  # fmt: skip
 PATIENCE_S = 500.0
 
 

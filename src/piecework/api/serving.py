@@ -37,7 +37,9 @@ def serving_options(options: CompileOptions | None, engine: EngineOptions) -> Co
     """
     given = options or CompileOptions()
     most = engine.max_num_batched_tokens
-    ranges = ((2, most),) if given.ranges == CompileOptions().ranges else given.ranges
+    # Options that were completed before they came here hold the ranges that nobody chose.
+    is_chosen = given.ranges not in (None, replace(given, ranges=None).resolve().ranges)
+    ranges = given.ranges if is_chosen else ((2, most),)
     return replace(given, max_num_batched_tokens=most, size_one=False, ranges=ranges).resolve()
 
 

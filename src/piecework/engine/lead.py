@@ -125,6 +125,8 @@ class Lead:
             self._send(END)
             self.channel.meet(GRACE_S)
             return
+        if isinstance(failure, ParallelError):  # who knows whether they listen: they find the connection closed
+            return
         with suppress(ParallelError):
             self._send(END, str(getattr(failure, "exit_code", 1)).encode())
 
