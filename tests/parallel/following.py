@@ -14,7 +14,7 @@ from torch import Tensor
 import piecework as pw
 from engine.counting import Adding, drain, request, served, tokens
 from parallel.programs import options
-from piecework.api.shared import part_of
+from piecework.api.led import part_of
 from piecework.api.together import join_ranks
 from piecework.engine.follow import Follower
 from piecework.engine.lead import Lead

@@ -12,7 +12,7 @@ from typing import Any
 
 PRELOADED = [
     "torch", "transformers.models.auto.modeling_auto", "piecework.models.hugging_face", "piecework.api.llm",
-    "piecework.api.shared", "piecework.api.serving", "piecework.server.run",
+    "piecework.api.led", "piecework.api.serving", "piecework.server.run",
 ]  # fmt: skip
 PATIENCE_S = 500.0
 

@@ -153,7 +153,7 @@ class LLM:
         ]
         if self.model.ranks is None:
             return answer_all(self.engine, requests)
-        from piecework.api.shared import answer_together
+        from piecework.api.led import answer_together
 
         return answer_together(self._part, lambda engine: answer_all(engine, requests))
 
@@ -172,7 +172,7 @@ class LLM:
     @cached_property
     def _part(self) -> Engine | Follower:
         """What this rank has of an engine that several ranks share."""
-        from piecework.api.shared import part_of
+        from piecework.api.led import part_of
 
         assert self.model.ranks is not None
         return part_of(*self._serving(), self.model.ranks)

@@ -67,7 +67,7 @@ def open_engine(
     wanted = engine or EngineOptions()
     opening, kept = _open(model, dtype, device, options, wanted, store, observer, offline, report)
     if ranks is not None:
-        from piecework.api.shared import lead_engine
+        from piecework.api.led import lead_engine
 
         made = lead_engine(opening, kept, ranks, asked_to_end)
     elif opening.settings.tensor_parallel_size > 1:
@@ -95,7 +95,7 @@ def open_follower(
     ranks: Ranks,
 ) -> Follower:
     """Open a model folder on a rank other than 0; what comes back runs the steps of rank 0's engine."""
-    from piecework.api.shared import make_follower
+    from piecework.api.led import make_follower
 
     wanted = engine or EngineOptions()
     opening, kept = _open(model, dtype, device, options, wanted, store, observer, offline, unheard)
