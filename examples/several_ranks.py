@@ -28,5 +28,5 @@ print(f"rank {ranks.rank}: the program {where} rank {agreed.owner}; compiled {le
 print(f"rank {ranks.rank}: {answer.token_ids}")
 # Together, with parameters: rank 0 schedules and samples, and every rank gets its answers, here of a temperature of 1.
 sampled = llm.generate([[3, 4, 5, 6], [7, 8]], pw.SamplingParameters(max_tokens=8, ignore_eos=True, temperature=1.0))
-print(f"rank {ranks.rank}: {[one.token_ids for one in sampled]}")
+print(f"rank {ranks.rank}: {[list(one.token_ids) for one in sampled]}")
 ranks.leave()
