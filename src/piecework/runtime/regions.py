@@ -101,6 +101,13 @@ class BoundRun:
         return {name: index for name, index in last.items() if name not in self.result.arguments}
 
 
+def watched_run(run: Callable[..., Any], outline: Outline) -> BoundRun:
+    """Cut the run that watches its bodies, as for the first call of a size, into its regions."""
+    run = getattr(run, "general", run)
+    first = run.__globals__.get("_first")
+    return bound_run(run if first is None else first.run(), outline)
+
+
 def bound_run(run: Callable[..., Any], outline: Outline) -> BoundRun:
     """Cut one run of a program into its regions; pieces, bodies and weights are those of the run itself.
 

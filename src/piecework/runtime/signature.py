@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from piecework.runtime.explain import Checked, Leaf, make_explainer, out_of_range_error, refuse_argument
+from piecework.runtime.promised import tests_of
 from piecework.values.shapes import Range
 from piecework.values.signature import BY_NAME, TensorSpec
 
@@ -43,7 +44,7 @@ def compile_check(
     lines += _dispatch(checked, elsewhere is not None)
     source = "\n".join(lines) + "\n"
     space: dict[str, Any] = {
-        "T": torch.Tensor,
+        "_Tensor": torch.Tensor,
         "torch": torch,
         "runs": runs,
         "elsewhere": elsewhere,
@@ -53,7 +54,7 @@ def compile_check(
     }
     space |= _memory(checked)
     space |= {
-        f"dtype_{name}": getattr(torch, name)
+        f"_{name}": getattr(torch, name)
         for name in {leaf.spec.dtype for leaf in tensors if isinstance(leaf.spec, TensorSpec)}
     }
     space |= {
@@ -102,19 +103,7 @@ def _condition(tensors: Sequence[Leaf], leaves: Sequence[Leaf], checked: Checked
     for leaf in tensors:
         spec = leaf.spec
         assert isinstance(spec, TensorSpec)
-        shape = f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
-        parts += [
-            f"type({leaf.name}) is not T",
-            f"{leaf.name}.shape != {shape}",
-            f"{leaf.name}.dtype is not dtype_{spec.dtype}",
-        ]
-        parts.append(f"not {leaf.name}.is_{spec.device}")
-        if spec.stride is None:
-            parts.append(f"not {leaf.name}.is_contiguous()")
-        else:
-            parts.append(
-                f"{leaf.name}.stride() != ({', '.join(map(str, spec.stride))}{',' if len(spec.stride) == 1 else ''})"
-            )
+        parts += tests_of(leaf.name, spec)
         if leaf.same_as:
             parts.append(f"{leaf.name} is not {next(other.name for other in leaves if other.path == leaf.same_as)}")
     parts += _apart(tensors, checked)

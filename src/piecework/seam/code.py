@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from piecework.errors import BindError
 from piecework.seam.arena import StaticCode, split_static
 from piecework.seam.cut_text import TextRegion, cut_text
+from piecework.seam.promises import is_custom_name
 
 Piece = Callable[..., tuple[Any, ...]]
 _SplitKey = tuple[tuple[str, ...], frozenset[int], tuple[str, ...]]
@@ -64,6 +65,19 @@ class LoadedCode:
         names = self._names | {name: bodies[operator] for name, operator in called.items()}
         made = LoadedCode(self._call, names, self._weights, self._prepare, self._text, source=self._source)
         made._opaque = called
+        return made
+
+    def watching(self, watch: Callable[[str, Any], Any]) -> LoadedCode | None:
+        """Return code whose calls of operators that are not torch's own are what `watch(name, body)` makes of them.
+
+        None where it makes no such call.
+        """
+        called = custom_calls(self._names) | dict(self._opaque)
+        if not called:
+            return None
+        names = self._names | {name: watch(operator, self._names[name]) for name, operator in called.items()}
+        made = LoadedCode(self._call, names, self._weights, self._prepare, self._text, source=self._source)
+        made._opaque = self._opaque
         return made
 
     def regions(self) -> tuple[TextRegion, ...]:
@@ -130,13 +144,19 @@ class LoadedCode:
 
 def calls_of(names: Mapping[str, Any], operators: Collection[str]) -> dict[str, str]:
     """Return which of a text's globals are one of the operators `ns::op`."""
-    found = {}
+    return {name: operator for name, operator in _operators_in(names) if operator in operators}
+
+
+def custom_calls(names: Mapping[str, Any]) -> dict[str, str]:
+    """Return which of a text's globals are operators that are not torch's own, as `ns::op`."""
+    return {name: operator for name, operator in _operators_in(names) if is_custom_name(operator)}
+
+
+def _operators_in(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in names.items():
         if isinstance(value, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
             whole = value._qualified_op_name if isinstance(value, torch._ops.OpOverloadPacket) else value._name
-            if (short := whole.partition(".")[0]) in operators:
-                found[name] = short
-    return found
+            yield name, whole.partition(".")[0]
 
 
 class FunctionCode:

@@ -203,9 +203,7 @@ class DryDevice:
         if short in _HOST_READS or dynamic:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
 
-    def _write(
-        self, name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tape: list[Entry]
-    ) -> Any:
+    def _write(self, name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tape: list[Entry]) -> Any:
         """Put an operator that writes to its arguments on the tape without doing it: recording does no work."""
         copies: dict[int, Tensor] = {}
 
@@ -271,8 +269,13 @@ class _HostReads(TorchFunctionMode):
         super().__init__()
         self._device = device
 
+    @property
+    def is_recording(self) -> bool:
+        """Say so to those who would read a value."""
+        return self._device.is_capturing()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._device.is_capturing() and getattr(func, "__name__", "") in _HOST_METHODS:
+        if self.is_recording and getattr(func, "__name__", "") in _HOST_METHODS:
             raise RuntimeError(f"operation not permitted when stream is capturing: Tensor.{func.__name__}")
         return func(*args, **(kwargs or {}))
 

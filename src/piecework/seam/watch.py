@@ -13,13 +13,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piecework.errors import ContractError, PieceworkError
-from piecework.seam.contracts import (
-    OWN_SPACES,
-    check_output,
-    faults_of_registration,
-    has_changed,
-    undeclared_write,
-)
+from piecework.seam.contracts import faults_of_registration
+from piecework.seam.kinds import storage_of
+from piecework.seam.promises import Before, check_results, expected_of, is_custom_name, refuse_shared
 
 _MOST_ELEMENTS = 1 << 24
 
@@ -41,7 +37,7 @@ class ContractWatch(TorchDispatchMode):
     ) -> Any:
         """Check a call where it is one to check, then make it."""
         given = dict(kwargs or {})
-        if func.namespace not in OWN_SPACES:
+        if is_custom_name(func.namespace):
             self._visit(func, tuple(args), given)
         return func(*args, **given)
 
@@ -78,11 +74,9 @@ def _check_call(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     arguments = [
         (n, leaf) for n, value in pairs for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)
     ]
-    before = [tensor.clone() for _, tensor in arguments]
+    before = Before(arguments)
     result = func(*own, **own_kwargs)
-    for (argument, tensor), old in zip(arguments, before, strict=True):
-        if argument not in written and has_changed(tensor, old):
-            raise undeclared_write(name, argument)
+    before.refuse_writes(name, {storage_of(tensor) for argument, tensor in arguments if argument in written})
     with FakeTensorMode() as mode:
         fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (own, own_kwargs))
         try:
@@ -93,12 +87,8 @@ def _check_call(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
                 hint="`register_fake` must take what the body takes, and touch no values",
                 facts={"operator": name},
             ) from error
-    outputs = result if isinstance(result, tuple | list) else (result,)
-    expected = fakes if isinstance(fakes, tuple | list) else (fakes,)
-    for index, (output, fake) in enumerate(zip(outputs, expected, strict=True)):
-        if isinstance(output, torch.Tensor):
-            free = [(n, t) for n, t in arguments if n not in written]
-            check_output(name, index if len(outputs) > 1 else None, output, fake, free, lambda size: int(size))
+    refuse_shared(name, result, arguments, written)
+    check_results(name, result, expected_of(fakes, int))
     _torch_check(name, func, *_copies((args, kwargs)))
 
 

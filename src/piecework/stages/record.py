@@ -14,7 +14,7 @@ from piecework.seam.operators import declaration_digest
 from piecework.store.protocol import Store
 from piecework.values.arguments import parameters_of
 from piecework.values.declaration import registry
-from piecework.values.graph import Plan, TracedGraph
+from piecework.values.graph import OpaqueCall, Plan, TracedGraph
 from piecework.values.record import Evidence, PieceRecord, Record, SourceFile
 from piecework.values.shapes import Range
 
@@ -156,8 +156,13 @@ def _region(region: Any) -> dict[str, Any]:
         "arguments": list(region.arguments),
         "results": list(region.results),
         "symbols": list(region.symbols),
-        "calls": [{"operator": c.operator, "arguments": c.arguments, "results": c.results} for c in region.calls],
+        "calls": [_call(call) for call in region.calls],
     }
+
+
+def _call(call: OpaqueCall) -> dict[str, Any]:
+    plain = {"operator": call.operator, "arguments": call.arguments, "results": call.results}
+    return plain | ({"specs": list(call.specs)} if any(call.specs) else {})
 
 
 def _module_of(name: str) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 from torch import fx
 
 from piecework.errors import SplitError
+from piecework.seam.contracts import is_custom
 from piecework.seam.fx import format_piece, format_value
 from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
 from piecework.seam.names import name_of
-from piecework.values.graph import PIECE, Binding, OpaqueCall, Plan, Region, SplitGraph, Stretch
+from piecework.values.graph import NOTHING, PIECE, Binding, OpaqueCall, Plan, Region, SplitGraph, Stretch
 from piecework.values.signature import Size, Spec, TensorSpec
 from piecework.values.tree import Tree, map_tree
 
@@ -87,10 +88,20 @@ def _opaque_call(node: fx.Node, names: Mapping[fx.Node, str]) -> OpaqueCall:
     target = f".{node.target}" if node.op == "call_method" else operator_name(node) or name_of(node.target)  # type: ignore[arg-type]
     value = node.meta.get("example_value")
     if isinstance(value, tuple | list):
-        items = {user.args[1]: names[user] for user in node.users if _is_item(user)}
-        results = ", ".join(items.get(index, "_") for index in range(len(value)))
-        return OpaqueCall(target, ", ".join(arguments), f"{results}," if len(value) == 1 else results)
-    return OpaqueCall(target, ", ".join(arguments), names[node] if node.users else "_")
+        items = {user.args[1]: user for user in node.users if _is_item(user)}
+        results = ", ".join(names[items[index]] if index in items else "_" for index in range(len(value)))
+        specs = tuple(_promised(items[index]) if index in items else "" for index in range(len(value)))
+        results = f"{results}," if len(value) == 1 else results
+    else:
+        results, specs = names[node] if node.users else "_", (_promised(node) if node.users else "",)
+    return OpaqueCall(target, ", ".join(arguments), results, specs if is_custom(node) else ())
+
+
+def _promised(node: fx.Node) -> str:
+    """Return what the fake said of a value: a spec, or `none`."""
+    if node.meta.get("example_value") is None:
+        return NOTHING
+    return str(node.meta.get("spec", ""))
 
 
 class _Numbers(Mapping[fx.Node, str]):

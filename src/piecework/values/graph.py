@@ -86,6 +86,7 @@ class TracedGraph:
 
 
 PIECE, OPAQUE, INLINE = "piece", "opaque", "inline"
+NOTHING = "none"  # stands for a spec where a fake gives no tensor
 FX, BY_COMPILER, UNCUT = "fx", "inductor", "none"  # where a graph is cut: before it is compiled, after it, nowhere
 
 
@@ -112,11 +113,16 @@ class SplitGraph:
 
 @dataclass(frozen=True)
 class OpaqueCall:
-    """One call made as it stands: an operator's qualified name, arguments and results as Python text."""
+    """One call made as it stands: an operator's qualified name, arguments and results as Python text.
+
+    `specs` say of each result what the operator's fake said of it, over the program's sizes: empty for a result that
+    nobody reads, and of torch's own operators.
+    """
 
     operator: str
     arguments: str
     results: str
+    specs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

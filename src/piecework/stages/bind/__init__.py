@@ -19,12 +19,14 @@ import torch
 
 from piecework.errors import BindError
 from piecework.runtime.explain import Checked, Held, Leaf, rivals_of
+from piecework.runtime.first_calls import EverySize, FirstCalls
 from piecework.runtime.lazy_sizes import Loaded, OnDemand, add_sizes
 from piecework.runtime.program import Program
 from piecework.runtime.regions import Bound
 from piecework.runtime.signature import compile_check
 from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
 from piecework.stages.bind.outline import outline, region_lines, result_of
+from piecework.stages.bind.promises import first_call_lines, names_in_lines, symbols_of, watch_piece, watched_bodies
 from piecework.values.declaration import registry
 from piecework.values.graph import inside
 from piecework.values.overlap import shared_with_written
@@ -103,6 +105,7 @@ def _ranges(record: Record) -> dict[str, tuple[Range, ...]]:
 def _namespace(record: Record, bodies: Mapping[str, Body]) -> dict[str, Any]:
     """Return the names that the program's code refers to, beside its pieces."""
     space: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "builtins": builtins}
+    space |= names_in_lines(record)
     for number, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"])):
         if not name.startswith("."):
             space[f"body_{number}"] = bodies[name] if "::" in name else _plain_function(name)
@@ -120,7 +123,7 @@ def _run_source(record: Record, namespace: dict[str, Any]) -> str:
     classes: dict[str, str] = {}
     result, parameters = result_of(record, classes)
     namespace.update({name: _plain_function(path.replace(":", ".")) for name, path in classes.items()})
-    body = _with_releases(lines, result, set(record.values) | set(parameters))
+    body = [*first_call_lines(record, parameters), *_with_releases(lines, result, set(record.values) | set(parameters))]
     return (
         f"def run({', '.join(parameters)}):\n" + "\n".join(f"    {line}" for line in body) + f"\n    return {result}\n"
     )
@@ -158,16 +161,27 @@ def _make_run(
         if region["kind"] == "piece"
     }
 
-    def run_with(calls: Mapping[str, Body]) -> Body:
-        space: dict[str, Any] = {**namespace, **static, **calls}
-        exec(code, space)
-        return space["run"]  # type: ignore[no-any-return]
-
     def weights_of(index: int) -> list[torch.Tensor]:
         return [static[name] for name in record.regions[index]["arguments"] if name in static]
 
-    general = run_with({f"piece_{index}": piece.bind(weights_of(index)) for index, piece in pieces.items()})
+    bound = {f"piece_{index}": piece.bind(weights_of(index)) for index, piece in pieces.items()}
+
+    def run_with(calls: Mapping[str, Body], names: Mapping[str, Any]) -> Body:
+        space: dict[str, Any] = {**namespace, **static, **calls, **names}
+        exec(code, space)
+        return space["run"]  # type: ignore[no-any-return]
+
+    def watching() -> Body:
+        """Return the run whose bodies are held to their operators' contracts, those inside pieces too."""
+        seen = {f"piece_{index}": watch_piece(piece) for index, piece in pieces.items()}
+        again = {name: piece.bind(weights_of(int(name[6:]))) for name, piece in seen.items() if piece is not None}
+        return run_with({**bound, **again, **watched_bodies(record, namespace)}, {"_met": EverySize()})
+
     result, parameters = result_of(record, {})
+    sizes = symbols_of(record)
+    first = FirstCalls(watching, sizes, [parameters.index(name) for name in sizes])
+    names = {"_met": first.met, "_first": first}
+    general = run_with(bound, names)
     symbols = [name for name in parameters if record.values.get(name, {}).get("kind") == "symbol"]
     if not repeats or not symbols or one[symbols[0]].low > LARGEST or record.device != "cpu":
         return general
@@ -177,7 +191,7 @@ def _make_run(
 
     def make(sizes: Mapping[str, int]) -> tuple[Body, int] | None:
         made = bind_sizes(record.regions, pieces, static, returned, sizes)
-        return None if made is None else (run_with(made[0]), made[1])
+        return None if made is None else (run_with(made[0], names), made[1])
 
     return SmallSteps(general, make).dispatch(symbols, parameters)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from piecework.runtime.lazy_sizes import Loaded
 from piecework.runtime.regions import Outline, RegionText
+from piecework.stages.bind.promises import call_lines, symbols_of
 from piecework.values.graph import BY_COMPILER, FX, OPAQUE, inside
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, format_box
@@ -92,15 +93,17 @@ def _lines_of(index: int, region: Mapping[str, Any], numbers: Mapping[str, int],
             else ""
         )
         return [f"{target}piece_{index}({', '.join(dynamic)})"]
-    lines = []
-    for call in region["calls"]:
+    lines: list[str] = []
+    known = symbols_of(record)
+    for number, call in enumerate(region["calls"]):
         operator, results = call["operator"], call["results"]
         target = "" if results == "_" else f"{results} = "
         if operator.startswith("."):
             receiver, _, rest = call["arguments"].partition(", ")
             lines.append(f"{target}{receiver}{operator}({rest})")
         else:
-            lines.append(f"{target}body_{numbers[operator]}({call['arguments']})")
+            made = f"body_{numbers[operator]}({call['arguments']})"
+            lines += call_lines(f"{index}_{number}", call, target, made, known)
     return lines
 
 

@@ -143,10 +143,14 @@ class SizeMaker:
         observing = Observing(frozenset(source.operators) if phase.capture == BREAKABLE else frozenset())
         with self._device.measure_peak() as peak, sub_phase("warm-up run"):
             with self._device.watch(observing.around) if phase.capture == BREAKABLE else nullcontext():
-                walk(run, values, observing.region)
+                walk(self._watched(source, size) or run, values, observing.region)
         needed = peak()
         self._learned.observed = Observed(source, size, needed, observing.notes) if phase.capture == FULL else None
         return needed, observing.notes
+
+    def _watched(self, source: Source, size: int) -> BoundRun | None:
+        """Return the run in which opaque bodies are held to their contract: a captured size runs once as it is."""
+        return None if source.watched_for is None else source.watched_for(dict.fromkeys(source.symbols, size))
 
     def _learn_state(self, source: Source, phase: PhaseCapture, size: int) -> State:
         """Find what the source writes beside its results. A model that was never traced is run once, and undone."""

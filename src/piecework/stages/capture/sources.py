@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from piecework.errors import CaptureError
 from piecework.runtime.explain import Checked, Leaf
 from piecework.runtime.program import Program
-from piecework.runtime.regions import BoundRegion, BoundResult, BoundRun, bound_run
+from piecework.runtime.regions import BoundRegion, BoundResult, BoundRun, bound_run, watched_run
 from piecework.values.arguments import bind_arguments, declared_dynamic, dynamic_leaves, parameters_of
 from piecework.values.declaration import Dynamic, registry
 from piecework.values.graph import OPAQUE
@@ -27,7 +28,8 @@ MODEL = "model"
 class Source:
     """Something to capture: the check of its arguments, its runs, and the operators that stand opaque in it.
 
-    `run_for` gives the run of given sizes by symbol; `operators` map an opaque operator to its declared support. A
+    `run_for` gives the run of given sizes by symbol, `watched_for` the one that holds opaque bodies to their contract
+    where there is one; `operators` map an opaque operator to its declared support. A
     program that is bound anew is another source: `now` returns it, and `rebind` binds it to its `weights` as they are.
     """
 
@@ -42,6 +44,7 @@ class Source:
     model: torch.nn.Module | None = None
     program: Program | None = None
     renew: Callable[[], Source] | None = None
+    watched_for: Callable[[Mapping[str, int]], BoundRun] | None = None
     rebind: Callable[[], None] = lambda: None
 
     def now(self) -> Source:
@@ -115,14 +118,14 @@ def _source_of(program: Program, renew: Callable[[], Source], rebind: Callable[[
     bound = program.bound
     assert bound is not None
     first = bound.outline(0)
-    cache: dict[int, BoundRun] = {}
+    cache: dict[tuple[int, Any], BoundRun] = {}
 
-    def run_for(sizes: Mapping[str, int]) -> BoundRun:
+    def run_for(sizes: Mapping[str, int], cut: Callable[..., BoundRun] = bound_run) -> BoundRun:
         for index, box in enumerate(bound.boxes):
             if all(sizes[name] in box[name] for name in sizes):
-                if index not in cache:
-                    cache[index] = bound_run(bound.runs[index], bound.outline(index))
-                return cache[index]
+                if (index, cut) not in cache:
+                    cache[index, cut] = cut(bound.runs[index], bound.outline(index))
+                return cache[index, cut]
         raise CaptureError(f"no artifact of the program serves `{dict(sizes)}`", hint="capture sizes inside its ranges")
 
     cut = [name for region in first.regions if region.kind == OPAQUE for name in region.operators]
@@ -130,7 +133,8 @@ def _source_of(program: Program, renew: Callable[[], Source], rebind: Callable[[
     mode = "piecewise" if cut else "trace_once"
     return Source(
         mode, bound.leaves, bound.checked, bound.runs, run_for, operators, program.weights,
-        _device_of(program.weights.values(), bound.leaves), program.model, program, renew, rebind,
+        _device_of(program.weights.values(), bound.leaves), program.model, program, renew,
+        partial(run_for, cut=watched_run), rebind,
     )  # fmt: skip
 
 
