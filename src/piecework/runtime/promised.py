@@ -48,13 +48,17 @@ def result_test(name: str, text: str, known: Collection[str]) -> str:
     return " or ".join(tests_of(name, spec, known)) if isinstance(spec, TensorSpec) else ""
 
 
-def count_test(operator: str, count: int) -> Callable[[Any], Any]:
-    """Return a function that gives back a body's results, and raises where they are not as many as was promised."""
+def count_test(operator: str, count: int, names: Sequence[str]) -> Callable[..., Any]:
+    """Return a function that gives back a body's results, and raises where they are not as many as was promised.
 
-    def counted(results: Any) -> Any:
+    It is called with the results and with the sizes of these names.
+    """
+
+    def counted(results: Any, *sizes: int) -> Any:
         if type(results) in (tuple, list) and len(results) == count:
             return results
-        raise wrong_count(operator, len(results) if isinstance(results, tuple | list) else 1, count)
+        error = wrong_count(operator, len(results) if isinstance(results, tuple | list) else 1, count)
+        raise at_sizes(error, dict(zip(names, sizes, strict=True)))
 
     return counted
 

@@ -27,7 +27,7 @@ def call_lines(place: str, call: Call, target: str, made: str, known: Collection
     specs = call.get("specs", ())
     results = _names(call)
     if any(specs) and "," in call["results"]:
-        made = f"_counted_{place}({made})"
+        made = f"_counted_{place}({', '.join([made, *known])})"
     yield f"{target}{made}"
     for position, (name, spec) in enumerate(zip(results, specs, strict=False)):
         test = result_test(name, spec, known) if spec else ""
@@ -42,7 +42,7 @@ def names_in_lines(record: Record) -> dict[str, Any]:
     for place, call in opaque_calls(record):
         specs, operator = call.get("specs", ()), call["operator"].partition(".")[0]
         if any(specs) and "," in call["results"]:
-            space[f"_counted_{place}"] = count_test(operator, len(specs))
+            space[f"_counted_{place}"] = count_test(operator, len(specs), known)
         for position, spec in enumerate(specs):
             what = f"result {position}" if len(specs) > 1 else "result"
             space[f"_unlike_{place}_{position}"] = refusal(operator, what, spec, known) if spec else None
