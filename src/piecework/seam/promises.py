@@ -29,23 +29,22 @@ def is_custom_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor as a fake describes it; a size or stride that is not known is None, as is a device."""
+    """A tensor as a fake describes it; a size or stride that is not known is None."""
 
     dtype: str
-    device: str | None
+    device: str
     shape: tuple[int | None, ...]
     stride: tuple[int | None, ...]
 
 
-def expected_of(fakes: Any, size_of: Callable[[Any], int | None], device: str = "") -> tuple[Expected | None, ...]:
-    """Describe what a fake gave: a result or several, what is no tensor as None. `device` stands for `meta`."""
+def expected_of(fakes: Any, size_of: Callable[[Any], int | None]) -> tuple[Expected | None, ...]:
+    """Describe what a fake gave: a result or several, what is no tensor as None."""
 
     def describe(fake: Any) -> Expected | None:
         if not isinstance(fake, Tensor):
             return None
-        kind = (device or None) if fake.device.type == "meta" else fake.device.type
         shape, stride = (tuple(map(size_of, sizes)) for sizes in (fake.shape, fake.stride()))
-        return Expected(_name(fake.dtype), kind, shape, stride)
+        return Expected(_name(fake.dtype), fake.device.type, shape, stride)
 
     return tuple(map(describe, as_sequence(fakes)))
 
@@ -136,7 +135,7 @@ def differences(output: Any, wanted: Expected | None) -> Iterator[tuple[str, Any
         return
     if _name(output.dtype) != wanted.dtype:
         yield "dtype", wanted.dtype, _name(output.dtype)
-    if wanted.device is not None and output.device.type != wanted.device:
+    if output.device.type != wanted.device:
         yield "device", wanted.device, output.device.type
     shape = wanted.shape
     if len(shape) != output.dim() or any(s is not None and s != o for s, o in zip(shape, output.shape, strict=True)):

@@ -1,7 +1,6 @@
 """Bodies that are held to their operator's contract while a program runs: what it is called with, and what it gives.
 
-A program runs so the first time it meets a size, and goes on with the bodies themselves. Fakes run on the meta device,
-without memory, tracer or compiler.
+A program runs so the first time it meets a size, and goes on with the bodies themselves.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import torch
 from torch import Tensor
 
 from piecework.errors import TraceError
-from piecework.seam.deferred import run_deferred
 from piecework.seam.kinds import storage_of
 from piecework.seam.names import find
-from piecework.seam.promises import Arguments, Before, Expected, check_results, expected_of, is_recording, refuse_shared
-from piecework.values.tree import map_leaves
+from piecework.seam.promises import Before, Expected, check_results, expected_of, is_recording, refuse_shared
+from piecework.seam.shadow import fake_of
 
 Body = Callable[..., Any]
 
@@ -30,6 +28,7 @@ def watched(name: str, body: Body, *, with_fake: bool = True) -> Body:
     operator = body if isinstance(body, _OPERATORS) else _operator(name)
     schema = _schema(operator)
     short = name.partition(".")[0]
+    fake = fake_of(short) if with_fake else None
     own = schema.arguments if schema is not None else ()
     names = [argument.name for argument in own]
     is_written = {a.name for a in own if a.alias_info is not None and a.alias_info.is_write}
@@ -38,7 +37,7 @@ def watched(name: str, body: Body, *, with_fake: bool = True) -> Body:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = list(_tensors(names, args, kwargs))
-        expected = _expected(operator, args, kwargs, arguments) if with_fake and operator is not None else None
+        expected = _expected(fake, args, kwargs) if fake is not None else None
         before = None if schema is None or is_recording() else Before(arguments)
         result = body(*args, **kwargs)
         if before is not None:
@@ -77,25 +76,15 @@ def _tensors(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any
                 yield name, item
 
 
-def _expected(
-    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Arguments
-) -> tuple[Expected | None, ...] | None:
-    """Return what the fake says of this call; None where it cannot tell without values."""
-    devices = {tensor.device.type for _, tensor in arguments}
-    shapes = map_leaves(_without_memory, [list(args), dict(kwargs)], "call")
+def _expected(fake: Body, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Expected | None, ...] | None:
+    """Return what the fake says of this call; None where it cannot tell without values.
+
+    It is given the arguments themselves, and so makes memory of the results' size for a moment: torch's own ways, fake
+    tensors and the meta device, would import sympy.
+    """
     try:
         with torch.no_grad():
-            try:
-                fakes = operator(*shapes[0], **shapes[1])
-            except NotImplementedError:
-                run_deferred()  # what torch knows of its own operators without memory waits until it is asked for
-                fakes = operator(*shapes[0], **shapes[1])
-    except Exception:  # noqa: BLE001  # a size that data decide, or a fake that asks for more than a shape
+            fakes = fake(*args, **kwargs)
+    except Exception:  # noqa: BLE001  # a size that data decide: there is no trace to ask for it
         return None
-    return expected_of(fakes, int, devices.pop() if len(devices) == 1 else "")
-
-
-def _without_memory(_: str, leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+    return expected_of(fakes, int)
