@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.logging import LogCaptureHandler
 
 # Read when the library is imported, so it has to stand before any test module is collected.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,10 +31,16 @@ def private_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def without_torch_s_trace() -> None:
-    """Keep torch's structured trace, hundreds of lines a compile, out of what a failing test shows of the log."""
-    logging.getLogger("torch.__trace").propagate = False
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Keep torch's structured trace, hundreds of lines a compile, out of what a failing test shows of the log.
+
+    pytest gives its handlers to loggers that pass nothing up, as this one, too: they are taken off as the test begins.
+    """
+    log = logging.getLogger("torch.__trace")
+    for handler in [each for each in log.handlers if isinstance(each, LogCaptureHandler)]:
+        log.removeHandler(handler)
+    yield
 
 
 @pytest.fixture

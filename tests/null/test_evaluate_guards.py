@@ -184,3 +184,21 @@ def test_direct_dispatch_is_refused_by_name() -> None:
     for mode in ("none", "stock"):
         with pytest.raises(OptionError, match=f"`evaluate_guards` has no meaning in mode `{mode}`"):
             pw.CompileOptions(mode=mode, **LIVE)
+
+
+class Squeezes(nn.Module):
+    """Has another rank at one row, and decides by it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = ops.fresh(x).squeeze()
+        return y * 2 if y.dim() == 2 else y + 100
+
+
+def test_what_a_squeeze_asks_is_evaluated_too() -> None:
+    program = compile_case(Squeezes(), rows(5), options=LIVE)
+    held(program, Squeezes(), *rows(7))
+    with pytest.raises(
+        GuardError, match=r"right only where `(Ne\(tokens, 1\)|tokens != 1)` .*this call has tokens=1"
+    ) as raised:
+        program(*rows(1))
+    assert "squeeze" in raised.value.facts["line"]

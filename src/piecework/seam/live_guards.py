@@ -15,7 +15,8 @@ import torch
 from piecework.errors import GuardError
 from piecework.seam.dynamo import Capture, DimMark, capture
 from piecework.seam.shape_guards import place_of
-from piecework.values.graph import SymbolSource
+from piecework.values.graph import ShapeGuard, SymbolSource
+from piecework.values.predicate import NUMBERS, evaluate, names_in
 from piecework.values.tree import leaves
 
 _FAILED = re.compile(r"^ *- \d+/\d+: (.*)$", re.MULTILINE)
@@ -37,9 +38,10 @@ class LiveGuards:
         symbols: Sequence[SymbolSource],
     ) -> None:
         self._symbols = symbols
-        self._captured: Capture
-        self._captured, _ = capture(model, (), arguments, marks, keeps_shape_guards=True)
-        self._captured.instead = _reach
+        self.captured: Capture
+        self.captured, _ = capture(model, (), arguments, marks, keeps_shape_guards=True)
+        self.captured.instead = _reach
+        self.conditions: Sequence[ShapeGuard] = ()  # over the declared names, evaluated after torch's own guards
         self._traced = tuple(arguments)
 
     def call(self, arguments: Mapping[str, Any], serve: Callable[[], Any]) -> Any:
@@ -51,8 +53,9 @@ class LiveGuards:
         given = {name: arguments[name] for name in self._traced if name in arguments}
         try:
             with torch.compiler.set_stance("fail_on_recompile"):
-                self._captured.run((), given)
+                self.captured.run((), given)
         except _Reached:
+            self._check_conditions(self.sizes(arguments))
             return serve()
         except (KeyError, IndexError, AttributeError, TypeError):
             return serve()
@@ -73,6 +76,11 @@ class LiveGuards:
                 found[symbol.name] = leaf.shape[dim]
         return found
 
+    def _check_conditions(self, sizes: Mapping[str, int]) -> None:
+        for guard in self.conditions:
+            if set(names_in(guard.expression)) <= set(sizes) and not evaluate(guard.expression, sizes, NUMBERS):
+                raise _refusal(guard.expression, guard.line, sizes)
+
     def _failure(self, text: str, sizes: Mapping[str, int]) -> GuardError:
         if not text:
             return GuardError(
@@ -80,17 +88,21 @@ class LiveGuards:
                 hint="`torch._dynamo.reset()` and its like drop it: compile again after them",
             )
         expression, _, where = text.partition("  # ")
-        files = {code.co_filename for code in self._captured.code}
+        files = {code.co_filename for code in self.captured.code}
         line = place_of(where, files) if where else ""
         for symbol in self._symbols:
             for path, dim in symbol.places:
                 expression = expression.replace(f"{_source(path)}.size()[{dim}]", symbol.name)
-        values = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        return GuardError(
-            f"the graph is right only where `{expression}`{f' (at {line})' if line else ''}; this call has {values}",
-            hint="without `evaluate_guards` such a size is traced on its own, or refused before anything is compiled",
-            facts={"expression": expression, "values": dict(sizes), "line": line},
-        )
+        return _refusal(expression, line, sizes)
+
+
+def _refusal(expression: str, line: str, sizes: Mapping[str, int]) -> GuardError:
+    values = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return GuardError(
+        f"the graph is right only where `{expression}`{f' (at {line})' if line else ''}; this call has {values}",
+        hint="without `evaluate_guards` such a size is traced on its own, or refused before anything is compiled",
+        facts={"expression": expression, "values": dict(sizes), "line": line},
+    )
 
 
 def _reach() -> Any:

@@ -88,9 +88,24 @@ def live_guards(
     def at(sizes: Mapping[str, int], other: Mapping[str, int]) -> LiveGuards:
         with without_weights(model, resize(given, dims, sizes), device) as arguments:
             inputs = [(path, leaf) for name, value in arguments.items() for path, leaf in leaves(value, name)]
-            return LiveGuards(model, arguments, dynamo.marks_for(inputs, _varying(dims, within)), symbol_sources(dims))
+            varying = _varying(dims, within)
+            guards = LiveGuards(model, arguments, dynamo.marks_for(inputs, varying), symbol_sources(dims))
+            guards.conditions = _asked_of_squeezes(model, guards.captured, inputs, varying)
+            return guards
 
     return _at_sizes(linked_sizes(given, dims), within, at)
+
+
+def _asked_of_squeezes(
+    model: torch.nn.Module, captured: dynamo.Capture, inputs: Sequence[tuple[str, Any]], varying: Sequence[LeafDims]
+) -> tuple[ShapeGuard, ...]:
+    """Return the conditions that torch has no guard for: that what is squeezed away is not 1."""
+    nodes = list(captured.graph.graph.nodes)
+    places = captured.graph.graph.find_nodes(op="placeholder")
+    named = name_inputs(model, captured.inputs, inputs)
+    by_path = {binding.name: node for node, binding in zip(places, named, strict=True) if binding}
+    names, _ = _name_symbols(by_path, varying, sizes_by_source(nodes))
+    return squeeze_guards(nodes, SymbolTable(names))
 
 
 def _at_sizes(
