@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.counting import expected
@@ -22,6 +22,7 @@ ANSWERS = [expected(prompt, 12) for prompt in PROMPTS]
 NUMBERS = st.integers(0, 2**31 - 1)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
 @given(
     sequences=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9), st.lists(NUMBERS, max_size=4)), min_size=1),
     padding=st.integers(0, 3),

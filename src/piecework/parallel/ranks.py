@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from piecework.errors import OptionError, ParallelError
-from piecework.seam.groups import claimed, register
+from piecework.seam.groups import claimed, gloo_group, register
 from piecework.values.placement import Placement, group_name
 
 TIMEOUT_S = 1800.0  # how long one rank may compile while the others wait for it
@@ -114,7 +114,7 @@ def join(ranks: int, device: str, variables: Mapping[str, str]) -> Ranks:
         dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", timeout=timeout)
     control = dist.new_group(backend="gloo", timeout=timeout)
     placement = Placement(dist.get_rank(), size)
-    return Ranks(placement, control, dist.group.WORLD)
+    return Ranks(placement, control, dist.group.WORLD if is_gpu else gloo_group(timeout))
 
 
 @contextmanager

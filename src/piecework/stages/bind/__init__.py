@@ -185,8 +185,6 @@ def _make_run(
     symbols = [name for name in parameters if record.values.get(name, {}).get("kind") == "symbol"]
     if not repeats or not symbols or one[symbols[0]].low > LARGEST or record.device != "cpu":
         return general
-    if record.notes.get("collectives"):  # other ranks' threads read and write that memory: a rank was seen to die of it
-        return general
     returned = frozenset(_NAME.findall(result))
 
     def make(sizes: Mapping[str, int]) -> tuple[Body, int] | None:
