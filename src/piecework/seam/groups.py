@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-
 _made = itertools.count()
 
 
