@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from piecework.choices import by_name, near, one_of, sizes, text, truth, whole
 from piecework.errors import OptionError
 from piecework.values.ladder import Rung, ladder
 from piecework.values.phases import (
@@ -38,6 +38,7 @@ def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"keyed": False, "text": text})
 
 
+@by_name
 @dataclass(frozen=True)
 class CaptureOptions:
     """How a program is captured. What is left `None` follows from the platform and the mode."""
@@ -62,16 +63,22 @@ class CaptureOptions:
     results: str | None = _option(None, "copied: the caller's own; borrowed: valid until the next step, and checked")
 
     def __post_init__(self) -> None:
-        _one_of(self, CAPTURES, "decode", "prefill")
-        _one_of(self, MOMENTS, "when")
-        _one_of(self, RESULTS, "results")
+        for known, names in ((CAPTURES, ("decode", "prefill")), (MOMENTS, ("when",)), (RESULTS, ("results",))):
+            for name in names:
+                if getattr(self, name) is not None:
+                    one_of(name, getattr(self, name), known)
         for name, least in (
             ("decode_max", 1), ("prefill_max", 1), ("tokens_per_sequence", 1), ("whole_forward_max", 0),
             ("memory_budget_bytes", 0),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {least} up")
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least)
+        for name in ("lower", "check_addresses"):
+            if getattr(self, name) is not None:
+                truth(name, getattr(self, name))
+        for name in ("decode_compiler", "prefill_compiler", "whole_forward_mode"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name), "its name")
         for name in ("decode_sizes", "prefill_sizes"):
             object.__setattr__(self, name, _sizes(name, getattr(self, name)))
 
@@ -152,24 +159,13 @@ def _refuse(name: str, why: str) -> None:
     raise OptionError(f"`{name}` has no meaning here: {why}", hint=f"leave `{name}` out", facts={"option": name})
 
 
-def _one_of(options: CaptureOptions, known: tuple[str, ...], *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value not in known:
-            raise OptionError(f"`{name}` is `{value}`", hint=_near(str(value), known))
-
-
 def _sizes(name: str, value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) or not value or any(not isinstance(v, int) or isinstance(v, bool) for v in value):
+    found = sizes(name, value)
+    if not found:
         raise OptionError(f"`{name}` is `{value!r}`", hint="give some sizes, as in (1, 2, 4, 8)")
-    return tuple(sorted(set(value)))
-
-
-def _near(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean `{near[0]}`? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
+    return found
 
 
 # ------------------------------------------------------------------------------------- names of other engines
@@ -197,7 +193,7 @@ def from_familiar(given: Mapping[str, Any], base: CaptureOptions | None = None) 
     """
     unknown = [name for name in given if name not in FAMILIAR]
     if unknown:
-        raise OptionError(f"capture option `{unknown[0]}` is unknown", hint=_near(unknown[0], FAMILIAR))
+        raise OptionError(f"capture option `{unknown[0]}` is unknown", hint=near(unknown[0], FAMILIAR))
     found: dict[str, tuple[Any, str]] = {}
 
     def put(name: str, value: Any, source: str) -> None:
@@ -217,7 +213,7 @@ def _translate(name: str, value: Any, given: Mapping[str, Any], put: Any) -> Non
     if name == "cudagraph_mode":
         mode = str(value).upper()
         if mode not in CUDAGRAPH_MODES:
-            raise OptionError(f"`{name}` is `{value}`", hint=_near(mode, tuple(CUDAGRAPH_MODES)))
+            raise OptionError(f"`{name}` is `{value}`", hint=near(mode, tuple(CUDAGRAPH_MODES)))
         for phase, capture in CUDAGRAPH_MODES[mode].items():
             put(phase, capture, f"{name}={mode}")
     elif name in ("enforce_eager", "disable_cuda_graph"):
@@ -225,7 +221,7 @@ def _translate(name: str, value: Any, given: Mapping[str, Any], put: Any) -> Non
             put(phase, NONE, name)
     elif name.startswith("cuda_graph_backend_"):
         if value not in BACKENDS:
-            raise OptionError(f"`{name}` is `{value}`", hint=_near(str(value), tuple(BACKENDS)))
+            raise OptionError(f"`{name}` is `{value}`", hint=near(str(value), tuple(BACKENDS)))
         put(name.rpartition("_")[2], BACKENDS[value], f"{name}={value}")
     elif name == "cuda_graph_tc_compiler":
         if given.get("cuda_graph_backend_prefill") != "tc_piecewise":

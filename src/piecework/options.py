@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from piecework.choices import by_name, many, near, operators, ranges, seconds, sizes, text, texts, truth, whole
 from piecework.errors import OptionError
 
 NONE, STOCK, TRACE_ONCE, PIECEWISE = "none", "stock", "trace_once", "piecewise"
@@ -24,12 +24,14 @@ ONE_RANGE = ((1, 8192),)
 DEFAULT_RANGES = ((1, 64), (65, 8192))
 MANY_RANGES = ((1, 16), (17, 64), (65, 512), (513, 8192))
 MOST_TOKENS = 1 << 22  # a program looks its range up in a table with a row for every size
+MOST_THREADS = 1024
 
 
 def _option(default: Any, *, keyed: bool, text: str) -> Any:
     return field(default=default, metadata={"keyed": keyed, "text": text})
 
 
+@by_name
 @dataclass(frozen=True)
 class CompileOptions:
     """How a model is compiled. Fields left `None` are filled in from the optimisation level's table."""
@@ -92,56 +94,50 @@ class CompileOptions:
     debug_folder: str = _option("", keyed=False, text="where computation_graph.py and dumps are written")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", _mode(self.mode))
+        self._put("mode", _mode(self.mode))
         if self.ranges is not None:
-            object.__setattr__(self, "ranges", _ranges(self.ranges))
-        for name, kind in (("single_sizes", int), ("lazy_sizes", int), ("split_ops", str)):
-            object.__setattr__(self, name, _tuple(name, getattr(self, name), kind))
-        if self.passes is not None:
-            object.__setattr__(self, "passes", _passes(self.passes))
-        object.__setattr__(self, "custom_ops", _custom_ops(self.custom_ops))
+            self._put("ranges", ranges("ranges", self.ranges))
+        for name in ("single_sizes", "lazy_sizes"):
+            self._put(name, sizes(name, getattr(self, name)))
+        self._put("split_ops", operators("split_ops", self.split_ops))
         if self.split_ops_only is not None:
-            object.__setattr__(self, "split_ops_only", _tuple("split_ops_only", self.split_ops_only, str))
-            if self.split_ops:
-                raise OptionError(
-                    "`split_ops` and `split_ops_only` are both given",
-                    hint="split_ops adds to what is declared, split_ops_only replaces it: give one",
-                )
+            self._put("split_ops_only", operators("split_ops_only", self.split_ops_only))
+        if self.passes is not None:
+            self._put("passes", _passes(self.passes))
+        self._put("custom_ops", _custom_ops(self.custom_ops))
+        self._put("debug_folder", text("debug_folder", self.debug_folder, "a path"))
+        _check_compiler(self.compiler)
         if self.partition not in PARTITIONS:
-            raise OptionError(f"partition `{self.partition}` is unknown", hint=_near(str(self.partition), PARTITIONS))
+            raise OptionError(f"partition `{self.partition}` is unknown", hint=near(str(self.partition), PARTITIONS))
+        whole("max_num_batched_tokens", self.max_num_batched_tokens, 1, MOST_TOKENS)
+        whole("compile_threads", self.compile_threads, 1, MOST_THREADS)
+        for name, least in (("optimization_level", 0), ("drift_every", 0), ("tensor_parallel_size", 1)):
+            whole(name, getattr(self, name), least)
+        if self.optimization_level > 3:
+            raise OptionError(f"optimization level `{self.optimization_level}` is unknown", hint="use 0, 1, 2 or 3")
+        for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
+            truth(name, getattr(self, name))
+        if self.autotune is not None:
+            truth("autotune", self.autotune)
+        seconds("compile_budget_s", self.compile_budget_s, "give seconds, or 0 for no limit")
+        self._refuse_contradictions()
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _refuse_contradictions(self) -> None:
+        if self.split_ops and self.split_ops_only is not None:
+            raise OptionError(
+                "`split_ops` and `split_ops_only` are both given",
+                hint="split_ops adds to what is declared, split_ops_only replaces it: give one",
+            )
         for name in ("mode",) * (self.mode == TRACE_ONCE) + ("merge_consecutive",) * (not self.merge_consecutive):
             if self.partition == BY_COMPILER or (self.partition == UNCUT and name == "mode"):
                 what = f"`partition` is `{self.partition}` and `{name}` is `{getattr(self, name)}`, which contradict"
                 raise OptionError(what, hint=f"leave `{name}` out, or give partition `{FX}`")
-        if isinstance(self.compiler, str) and self.compiler not in COMPILERS:
-            raise OptionError(f"compiler `{self.compiler}` is unknown", hint=_near(self.compiler, COMPILERS))
-        if not (isinstance(self.compiler, str | None) or _is_compiler(self.compiler) or callable(self.compiler)):
-            raise OptionError(f"compiler `{self.compiler!r}` is no name and no callable", hint=_near("", COMPILERS))
-        for name, least in (
-            ("max_num_batched_tokens", 1), ("optimization_level", 0), ("compile_threads", 1), ("drift_every", 0),
-            ("tensor_parallel_size", 1),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {least} up")
-        if self.max_num_batched_tokens > MOST_TOKENS:
-            raise OptionError(
-                f"`max_num_batched_tokens` is `{self.max_num_batched_tokens}`", hint=f"give at most {MOST_TOKENS}"
-            )
-        if any(size < 1 for size in self.lazy_sizes):
-            raise OptionError(f"`lazy_sizes` is `{self.lazy_sizes}`", hint="give whole numbers from 1 up")
-        for name in (each.name for each in fields(self) if isinstance(each.default, bool) or each.name == "autotune"):
-            if not isinstance(getattr(self, name), bool) and not (name == "autotune" and self.autotune is None):
-                raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")
-        if isinstance(budget := self.compile_budget_s, bool) or not isinstance(budget, int | float) or not budget >= 0:
-            raise OptionError(f"`compile_budget_s` is `{budget!r}`", hint="give seconds, or 0 for no limit")
-        if not isinstance(self.debug_folder, str):
-            raise OptionError(f"`debug_folder` is `{self.debug_folder!r}`", hint="give a path as text")
         if self.evaluate_guards and self.mode in (NONE, STOCK):
             what = f"`evaluate_guards` has no meaning in mode `{self.mode}`, which has no trace"
             raise OptionError(what, hint="evaluate guards in mode piecewise or trace_once")
-        if self.optimization_level > 3:
-            raise OptionError(f"optimization level `{self.optimization_level}` is unknown", hint="use 0, 1, 2 or 3")
 
     def resolve(self) -> CompileOptions:
         """Return the options with every `None` replaced from the level's table."""
@@ -212,10 +208,6 @@ LEVELS: dict[int, dict[str, Any]] = {
 
 def from_mapping(given: Mapping[str, Any], base: CompileOptions | None = None) -> CompileOptions:
     """Build options from parsed JSON or command-line pairs; an unknown name is an error with the nearest one."""
-    known: dict[str, Field[Any]] = {f.name: f for f in fields(CompileOptions)}
-    for name in given:
-        if name not in known:
-            raise OptionError(f"option `{name}` is unknown", hint=_near(name, tuple(known)))
     return replace(base or CompileOptions(), **given)
 
 
@@ -228,23 +220,32 @@ def _mode(mode: str | int | None) -> str | None:
     if text.isdigit() and int(text) < len(MODES):
         return MODES[int(text)]
     if text not in MODES:
-        raise OptionError(f"mode `{mode}` is unknown", hint=_near(text, MODES))
+        hint = f"{near(text, MODES)}; or their numbers, 0 to {len(MODES) - 1}"
+        raise OptionError(f"mode `{mode}` is unknown", hint=hint, facts={"name": "mode"})
     return text
 
 
+def _check_compiler(compiler: Any) -> None:
+    if isinstance(compiler, str) and compiler not in COMPILERS:
+        raise OptionError(f"compiler `{compiler}` is unknown", hint=near(compiler, COMPILERS))
+    if not (isinstance(compiler, str | None) or _is_compiler(compiler) or callable(compiler)):
+        raise OptionError(f"compiler `{compiler!r}` is no name and no callable", hint=near("", COMPILERS))
+
+
 def _passes(passes: Any) -> tuple[Any, ...]:
-    found = _tuple("passes", passes, object)
+    hint = "give a tuple of names, or of functions declared with `piecework.graph_pass`"
+    found = many(passes)
+    if found is None:
+        raise OptionError(f"`passes` is `{passes!r}`", hint=hint)
     for one in found:
-        if not (isinstance(one, str) or all(hasattr(one, name) for name in ("function", "name", "version", "runs_on"))):
-            raise OptionError(
-                f"`passes` holds `{one!r}`, which is no pass",
-                hint="give names, or functions declared with `piecework.graph_pass`",
-            )
+        is_pass = all(hasattr(one, name) for name in ("function", "name", "version", "runs_on"))
+        if not (is_pass or (isinstance(one, str) and one)):
+            raise OptionError(f"`passes` holds `{one!r}`, which is no pass", hint=hint)
     return found
 
 
 def _custom_ops(words: Any) -> tuple[str, ...]:
-    found = _tuple("custom_ops", words, str)
+    found = texts("custom_ops", words, "all")
     bases = [word for word in found if word in BASES]
     if len(bases) > 1:
         raise OptionError(
@@ -259,28 +260,6 @@ def _custom_ops(words: Any) -> tuple[str, ...]:
         if word[0] == "+" and f"-{word[1:]}" in found:
             raise OptionError(f"`custom_ops` holds `{word}` and `-{word[1:]}`", hint="an operator is on or off")
     return found
-
-
-def _ranges(ranges: Any) -> tuple[tuple[int, int], ...]:
-    try:
-        found = tuple((int(low), int(high)) for low, high in ranges)
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"ranges `{ranges!r}` are not pairs", hint="write them as ((1, 64), (65, 8192))") from error
-    if not found:
-        raise OptionError("`ranges` is empty", hint="give at least one pair, as in ((1, 8192),)")
-    return found
-
-
-def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
-    is_many = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-    if not is_many or not all(isinstance(item, kind) and not isinstance(item, bool) for item in value):
-        raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a tuple of {kind.__name__}")
-    return tuple(value)
-
-
-def _near(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean `{near[0]}`? known are {', '.join(known)}" if near else f"known are {', '.join(known)}"
 
 
 def _is_compiler(value: Any) -> bool:

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Forward, type[Exception], str]] = {
     "text of a size": (
         lambda self, x: x * len(f"{x.shape[0]}"),
         GuardError,
-        r"a dimension declared dynamic is fixed by the model at {}:\d+",
+        r"is declared dynamic, and the model fixes it to `\d+` at {}:\d+",
     ),
     "pair of a division": (
         lambda self, x: x * divmod(x.shape[0], 16)[0],

@@ -32,7 +32,7 @@ class Nested(nn.Module):
     ("x", "words"),
     [
         (torch.rand(7, 4).double(), "argument `x` has dtype `float64`, the program was traced with `float32`"),
-        (torch.rand(4, 7).t(), "argument `x` has strides `[1, 7]`, the program was traced with `contiguous`"),
+        (torch.rand(4, 7).t(), "argument `x` has strides `[1, 7]`, the program takes `contiguous`"),
         (torch.rand(7, 5), "argument `x` has size of dimension `1` `5`, the program was traced with `4`"),
         (torch.rand(7, 4, 1), "argument `x` has shape `[7, 4, 1]`"),
         (None, "argument `x` is missing"),

@@ -51,8 +51,8 @@ def test_prewarm_runs_a_manifest(folder: Path, tmp_path: Path) -> None:
     [
         (("--port", "70000"), 2, "port `70000` is no port"),
         (("--open-port", "never"), 2, "`--open-port never` is unknown"),
-        (("--max-requests", "0"), 2, "`max_requests=0` serves nobody"),
-        (("--drain-timeout-s", "-1"), 2, "`drain_timeout_s=-1.0` is no time"),
+        (("--max-requests", "0"), 2, "`max_requests` is `0`"),
+        (("--drain-timeout-s", "-1"), 2, "`drain_timeout_s` is `-1.0`"),
         (("--api-key", ""), 2, "an API key is empty"),
         (("--host", "nowhere.invalid"), 2, "`nowhere.invalid` is no address"),
         (("--sweep", "1,2"), 2, "`--sweep 1,2` is not understood"),

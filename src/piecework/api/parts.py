@@ -34,8 +34,9 @@ class CompiledParts(Mapping[str, Program]):
     programs: Mapping[str, Program]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; each part is its program."""
-        return self.model(*args, **kwargs)
+        """Run the model; each part is its program. Gradients are not computed, as in a program."""
+        with torch.no_grad():
+            return self.model(*args, **kwargs)
 
     def __getitem__(self, path: str) -> Program:
         return self.programs[path]

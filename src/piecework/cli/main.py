@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cyclopts.exceptions import CycloptsError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+_LIKENESS = 0.6  # of an option that is suggested
 # Each command and its module.
 _COMMANDS = {
     "generate": "commands",
@@ -130,9 +133,17 @@ def _explain_usage(error: CycloptsError) -> tuple[str, str]:
     error.verbose = False
     text = " ".join(str(error).split())
     message, asked, rest = text.partition(" Did you mean ")
-    if asked:
+    if asked and _is_close(message, rest):
         return message, f"did you mean {rest}"
     return message, "`--help` after the command shows what it takes"
+
+
+def _is_close(message: str, suggestion: str) -> bool:
+    """Tell whether an option is like the one that was typed: two dashes that both begin with are no likeness."""
+    typed, meant = (re.search(r"--([\w-]+)", text) for text in (message, suggestion))
+    if typed is None or meant is None:
+        return True
+    return difflib.SequenceMatcher(None, typed[1], meant[1]).ratio() >= _LIKENESS
 
 
 if __name__ == "__main__":

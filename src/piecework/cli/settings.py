@@ -12,7 +12,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from piecework.cli.config import own_names, parse_names, parse_numbers, parse_ranges, read_json, read_pair
+from piecework.cli.config import (
+    own_name,
+    own_names,
+    parse_names,
+    parse_numbers,
+    parse_ranges,
+    read_json,
+    read_pair,
+    told_as,
+)
 from piecework.cli.flags import CompileFlags, StoreFlags
 from piecework.env import Environment
 from piecework.errors import OptionError
@@ -54,30 +63,41 @@ def gather(compile_flags: CompileFlags, store_flags: StoreFlags, environment: En
     values: dict[str, Any] = {}
     origins = {each.name: DEFAULT for each in fields(CompileOptions)}
 
-    def give(given: Mapping[str, Any], origin: Callable[[str], str]) -> None:
-        from_mapping(given)  # so that an error is told of the source it stands in
+    typed: dict[str, str] = {}
+
+    def give(given: Mapping[str, Any], origin: Callable[[str], str], names: Mapping[str, str]) -> None:
+        for name, value in given.items():  # one by one, so that an error is told of what was typed
+            typed[name] = names.get(name, name)
+            with told_as({name: typed[name]}):
+                from_mapping({name: value})
         values.update(given)
         origins.update({name: origin(name) for name in given})
 
     if environment.strict:
-        give({"strict": True}, lambda name: "environment PIECEWORK_STRICT")
+        give({"strict": True}, lambda name: "environment PIECEWORK_STRICT", {})
     maximum = _maximum(compile_flags)
     for text in compile_flags.compilation_config or []:
-        give(own_names(read_json(text, "--compilation-config"), maximum), lambda name: "config --compilation-config")
+        config = read_json(text, "--compilation-config")
+        names = {own_name(name): name for name in config}
+        give(own_names(config, maximum), lambda name: "config --compilation-config", names)
     for text in compile_flags.compilation_pair or []:
-        pair = own_names(dict([read_pair(text)]), maximum)
-        give(pair, lambda name: f"config -cc.{name}")
+        name, value = read_pair(text)
+        pair = own_names({name: value}, maximum, "-cc.")
+        give(pair, lambda name: f"config -cc.{name}", {own_name(name): f"-cc.{name}"})
     given = _given(compile_flags, maximum)
     if store_flags.strict is not None:
         given["strict"] = store_flags.strict
-    give(given, lambda name: f"{COMMAND_LINE} --{name.replace('_', '-')}")
+    flags = {name: f"--{name.replace('_', '-')}" for name in given}
+    give(given, lambda name: f"{COMMAND_LINE} {flags[name]}", flags)
     if compile_flags.enforce_eager:
         if values.get("mode", NONE) != NONE:
             raise OptionError(
                 f"`--enforce-eager` and mode `{values['mode']}` contradict each other", hint="give one of the two"
             )
-        give({"mode": NONE, "optimization_level": 0}, lambda name: f"{COMMAND_LINE} --enforce-eager")
-    options = from_mapping(values)
+        eager = {"mode": NONE, "optimization_level": 0}
+        give(eager, lambda name: f"{COMMAND_LINE} --enforce-eager", dict.fromkeys(eager, "--enforce-eager"))
+    with told_as(typed):
+        options = from_mapping(values)
     complete = options.resolve()
     for name in (each.name for each in fields(options)):
         if getattr(options, name) != getattr(complete, name):
@@ -96,7 +116,7 @@ def _maximum(flags: CompileFlags) -> int:
     for text in flags.compilation_pair or []:
         name, value = read_pair(text)
         found = value if name == "max_num_batched_tokens" else found
-    return CompileOptions(max_num_batched_tokens=found).max_num_batched_tokens
+    return found if type(found) is int and found > 0 else 1  # what is none is told where it is given
 
 
 def _given(flags: CompileFlags, maximum: int) -> dict[str, Any]:

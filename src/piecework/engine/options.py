@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from piecework.choices import by_name, number, one_of, truth, whole
 from piecework.errors import OptionError
 
 NOW, COMPILED, CAPTURED = "now", "compiled", "captured"
@@ -16,6 +17,7 @@ def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"keyed": False, "text": text})
 
 
+@by_name
 @dataclass(frozen=True)
 class EngineOptions:
     """What an engine may use, and what it waits for before it answers."""
@@ -38,26 +40,20 @@ class EngineOptions:
             ("max_num_sequences", 1, 1 << 16), ("max_num_batched_tokens", 2, 1 << 22), ("max_length", 0, 1 << 24),
             ("page_size", 1, 1 << 12), ("num_pages", 0, 1 << 31), ("compile_nice", 0, 19),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number from {low} to {high}")
+            whole(name, getattr(self, name), low, high)
         for name, least, most in (
             ("memory_fraction", 0, 1.0), ("idle_ms", 0, 60_000.0), ("rank_timeout_s", 1, 86_400.0),
         ):  # fmt: skip
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
-                raise OptionError(f"`{name}` is `{number!r}`", hint=f"give a number from {least} to {most:g}")
+            number(name, getattr(self, name), least, most)
         for name in (each.name for each in fields(self) if isinstance(each.default, bool)):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"`{name}` is `{getattr(self, name)!r}`", hint="give true or false")
+            truth(name, getattr(self, name))
         if self.max_num_sequences >= self.max_num_batched_tokens:
             raise OptionError(
                 f"`max_num_sequences={self.max_num_sequences}` is not below "
                 f"`max_num_batched_tokens={self.max_num_batched_tokens}`",
                 hint="a step holds one token of every sequence, and some of a prompt that comes in",
             )
-        if self.wait_for not in WAITS:
-            raise OptionError(f"`wait_for` is `{self.wait_for}`", hint=f"use one of {', '.join(WAITS)}")
+        one_of("wait_for", self.wait_for, WAITS)
         if self.enforce_eager and self.wait_for != NOW:
             raise OptionError(
                 f"`wait_for={self.wait_for}` has no meaning beside `enforce_eager`", hint="leave one of the two out"

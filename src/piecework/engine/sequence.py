@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 from collections import Counter
 from collections.abc import Sequence as Many
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
+from piecework.choices import by_name, number, truth, whole
 from piecework.errors import OptionError
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -18,6 +18,7 @@ MOST_LOGPROBS = 20
 MOST_ANSWERS = 128
 
 
+@by_name
 @dataclass(frozen=True)
 class SamplingParameters:
     """How tokens are chosen and where an answer ends; raises OptionError for what has no meaning.
@@ -50,12 +51,12 @@ class SamplingParameters:
         for name, low, high in (
             ("max_tokens", 1, None), ("min_tokens", 0, None), ("top_k", 0, None), ("n", 1, MOST_ANSWERS),
         ):  # fmt: skip
-            _whole(name, getattr(self, name), low, high)
+            whole(name, getattr(self, name), low, high)
         for name, low_bound, high_bound in (
             ("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0), ("repetition_penalty", 0.0, 100.0),
         ):  # fmt: skip
-            _number(name, getattr(self, name), low_bound, high_bound)
+            number(name, getattr(self, name), low_bound, high_bound)
         for name in ("top_p", "repetition_penalty"):
             if getattr(self, name) == 0:
                 raise OptionError(f"`{name}` is `0`", hint="give a number above 0; 1 has no effect")
@@ -64,17 +65,17 @@ class SamplingParameters:
                 f"`min_tokens={self.min_tokens}` is above `max_tokens={self.max_tokens}`", hint="lower it"
             )
         if self.seed is not None:
-            _whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+            whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+            whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         object.__setattr__(self, "stop", _texts(self.stop))
-        if not all(isinstance(each, int) and not isinstance(each, bool) for each in self.stop_token_ids):
+        given = self.stop_token_ids
+        if not isinstance(given, tuple | list) or not all(type(each) is int and each >= 0 for each in given):
             raise OptionError(f"`stop_token_ids` is `{self.stop_token_ids!r}`", hint="give a tuple of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.json_schema:
             _schema(self.json_schema)
-        if not isinstance(self.ignore_eos, bool):
-            raise OptionError(f"`ignore_eos` is `{self.ignore_eos!r}`", hint="give true or false")
+        truth("ignore_eos", self.ignore_eos)
 
     @property
     def is_greedy(self) -> bool:
@@ -217,19 +218,6 @@ def sequences_of(request: Request, order: int) -> list[Sequence]:
     seed = request.parameters.seed
     seed = secrets.randbits(63) if seed is None else seed
     return [Sequence(request, index, order + index, seed) for index in range(request.parameters.n)]
-
-
-def _whole(name: str, value: Any, low: int, high: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        wanted = f"from {low} up" if high is None else f"from {low} to {high}"
-        raise OptionError(f"`{name}` is `{value!r}`", hint=f"give a whole number {wanted}", facts={"name": name})
-
-
-def _number(name: str, value: Any, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high:
-        hint = f"give a number from {low:g} to {high:g}"
-        raise OptionError(f"`{name}` is `{value!r}`", hint=hint, facts={"name": name})
 
 
 def _schema(text: Any) -> None:

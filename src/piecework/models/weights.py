@@ -216,6 +216,8 @@ def _resolve(name: str, rules: Rules, known: frozenset[str], source: WeightSourc
 
 
 def _nearest(name: str, known: frozenset[str]) -> str:
+    if not known:
+        return "it holds no weight at all"
     last = name.rpartition(".")[2]
     alike = sorted(other for other in known if other.endswith(last))[:3]
     return "it has " + ", ".join(f"`{other}`" for other in alike or sorted(known)[:3])

@@ -13,6 +13,7 @@ from piecework.errors import InputError, ShapeOutOfRange
 from piecework.values.overlap import is_overlapping
 from piecework.values.shapes import Range
 from piecework.values.signature import Spec, TensorSpec
+from piecework.values.tree import leaves
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,29 @@ def refuse_argument(name: str, value: Any, default: Any) -> None:
         )
 
 
+def refuse_gradient(**arguments: Any) -> None:
+    """Raise for an argument that wants a gradient: a program computes none, and would cut it off silently."""
+    wants = (
+        path
+        for name, value in arguments.items()
+        for path, leaf in leaves(value, name)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    )
+    path = next(wants, "")
+    raise InputError(
+        f"argument `{path}` requires a gradient, and a program computes none",
+        hint="call it under `torch.no_grad()`, or pass `.detach()`; to train, call the model itself",
+        facts={"argument": path},
+    )
+
+
 def make_explainer(leaves: Sequence[Leaf], checked: Checked) -> Callable[[Mapping[str, Any]], None]:
     """Return the function that is shown the arguments of a call that the fast path did not take."""
 
     def explain(arguments: Mapping[str, Any]) -> None:
         """Raise the error that names what does not fit; return if a tensor is only of another, harmless class."""
         _refuse_autocast(leaves)
-        seen: dict[str, int] = {}
+        seen: dict[str, tuple[int, str]] = {}
         tensors: dict[str, torch.Tensor] = {}
         for leaf in leaves:
             value = _reach(leaf.path, arguments)
@@ -157,7 +174,7 @@ def _reach(path: str, arguments: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, int], checked: Checked) -> None:
+def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, tuple[int, str]], checked: Checked) -> None:
     if value is None:
         raise InputError(
             f"argument `{leaf.path}` is missing",
@@ -170,9 +187,9 @@ def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, int]
             hint="convert it to torch.Tensor",
         )
 
-    def refuse(what: str, expected: object, got: object, hint: str) -> InputError:
+    def refuse(what: str, expected: object, got: object, hint: str, how: str = "was traced with") -> InputError:
         return InputError(
-            f"argument `{leaf.path}` has {what} `{got}`, the program was traced with `{expected}`",
+            f"argument `{leaf.path}` has {what} `{got}`, the program {how} `{expected}`",
             hint=hint,
             facts={"argument": leaf.path, "expected": str(expected), "got": str(got)},
         )
@@ -184,20 +201,23 @@ def _check_tensor(leaf: Leaf, spec: TensorSpec, value: Any, seen: dict[str, int]
     if value.device.type != spec.device:
         raise refuse("device", spec.device, value.device.type, f"move it to {spec.device}")
     if value.dim() != len(spec.shape):
-        raise refuse("shape", list(spec.shape), list(value.shape), "give as many dimensions as at the trace")
+        shape = f"[{', '.join(map(str, spec.shape))}]"
+        raise refuse("shape", shape, list(value.shape), "give as many dimensions as at the trace")
     for dim, expected in enumerate(spec.shape):
         got = value.shape[dim]
         if isinstance(expected, str) and expected in checked.symbols:
-            known = seen.setdefault(expected, got)
+            known, place = seen.setdefault(expected, (got, f"{leaf.path}.shape[{dim}]"))
             if known != got:
-                raise refuse(
-                    f"size of dimension `{dim}` (`{expected}`)", known, got, "dimensions of one name have one size"
+                raise InputError(
+                    f"dimension `{expected}` is `{known}` at `{place}` and `{got}` at `{leaf.path}.shape[{dim}]`",
+                    hint="dimensions of one name have one size",
+                    facts={"argument": leaf.path, "expected": str(known), "got": str(got)},
                 )
             if got not in _served(checked, expected):
                 out_of_range_error(checked)(expected, got)
         elif isinstance(expected, int) and expected != got:
             raise refuse(f"size of dimension `{dim}`", expected, got, "declare the dimension dynamic to vary it")
-    _check_stride(spec, value, seen, refuse)
+    _check_stride(spec, value, {name: size for name, (size, _) in seen.items()}, refuse)
 
 
 def _check_stride(
@@ -205,13 +225,13 @@ def _check_stride(
 ) -> None:
     if spec.stride is None:
         if not value.is_contiguous():
-            raise refuse("strides", "contiguous", list(value.stride()), "call .contiguous() on it")
+            raise refuse("strides", "contiguous", list(value.stride()), "call .contiguous() on it", "takes")
         return
     wanted = tuple(
         size if isinstance(size, int) else eval(size, {"max": max, "min": min}, dict(seen)) for size in spec.stride
     )
     if tuple(value.stride()) != wanted:
-        raise refuse("strides", list(wanted), list(value.stride()), "lay it out as at the trace")
+        raise refuse("strides", list(wanted), list(value.stride()), "lay it out as at the trace", "takes at this size")
 
 
 def _check_sharing(leaves: Sequence[Leaf], tensors: Mapping[str, torch.Tensor], rivals: Sequence[Held]) -> None:

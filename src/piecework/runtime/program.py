@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from piecework.runtime.misfit import refuse_call
 from piecework.runtime.regions import Bound
 
 
@@ -28,7 +29,7 @@ class Program:
         elsewhere: Program | None = None,
         bound: Bound | None = None,
     ) -> None:
-        self._call = call
+        self._call = self._takes = call
         self.key = key
         self.source = source
         self.weights: dict[str, torch.Tensor] = {**(elsewhere.weights if elsewhere is not None else {}), **weights}
@@ -44,7 +45,11 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; raise `InputError` or `ShapeOutOfRange` where the arguments do not fit."""
-        return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        except TypeError:
+            refuse_call(self._takes, args, kwargs)
+            raise
 
     def attach(
         self,
@@ -98,7 +103,7 @@ class Program:
         if self._rebind is None:
             return
         fresh = self._rebind({**self.weights, **weights} if weights else {})
-        self._call, self.source = self._around(fresh._call), fresh.source
+        self._call, self._takes, self.source = self._around(fresh._call), fresh._takes, fresh.source
         self.weights.update(fresh.weights)  # the same dictionary: whoever watches its entries sees them change
         self.bound = fresh.bound
         self.sides = (self, *fresh.sides[1:])

@@ -15,6 +15,7 @@ from piecework.ops.count import COUNT
 from piecework.runtime.buffers import StaticInputs
 from piecework.runtime.captured import Borrowed, CapturedSize, Parts
 from piecework.runtime.idle import capture_within
+from piecework.runtime.misfit import refuse_call
 from piecework.runtime.permission import capturing, check_permission
 from piecework.runtime.signature import compile_check
 from piecework.values.coverage import Coverage, coverage
@@ -51,7 +52,11 @@ class CapturedProgram:
         Raises InputError or ShapeOutOfRange where the arguments do not fit, and CaptureError where memory that graphs
         read has moved: then no result is handed out, and `refresh()` mends it.
         """
-        return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        except TypeError:
+            refuse_call(self._call, args, kwargs)
+            raise
 
     def _serve(self, index: int, *passed: Any) -> Any:
         if self._parts.device.is_capturing():

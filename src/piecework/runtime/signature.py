@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from piecework.runtime.explain import Checked, Leaf, make_explainer, out_of_range_error, refuse_argument
+from piecework.runtime.explain import (
+    Checked,
+    Leaf,
+    make_explainer,
+    out_of_range_error,
+    refuse_argument,
+    refuse_gradient,
+)
 from piecework.runtime.promised import tests_of
 from piecework.values.shapes import Range
 from piecework.values.signature import BY_NAME, TensorSpec
@@ -41,7 +48,7 @@ def compile_check(
     lines += [f"        {name} = {_place(places[0], leaves)}" for name, (places, _) in checked.symbols.items()]
     lines += ["    except (AttributeError, IndexError, KeyError, TypeError): explain(" + _all(leaves) + "); raise"]
     lines += [f"    if {_condition(tensors, leaves, checked)}: explain({_all(leaves)})"]
-    lines += _dispatch(checked, elsewhere is not None)
+    lines += _dispatch(checked, [leaf.name for leaf in tensors if _has_gradient(leaf.spec)], elsewhere is not None)
     source = "\n".join(lines) + "\n"
     space: dict[str, Any] = {
         "_Tensor": torch.Tensor,
@@ -63,6 +70,7 @@ def compile_check(
     }
     space["explain"] = make_explainer(leaves, checked)
     space["refuse_argument"] = refuse_argument
+    space["refuse_gradient"] = refuse_gradient
     space["out_of_range"] = out_of_range_error(checked)
     exec(compile(source, "<piecework signature>", "exec"), space)
     return space["call"], source
@@ -150,7 +158,7 @@ def _differs(leaf: Leaf) -> str:
     return f"type({leaf.name}) is not {type(leaf.value).__name__} or {other}"
 
 
-def _dispatch(checked: Checked, has_more: bool) -> list[str]:
+def _dispatch(checked: Checked, floating: Sequence[str], has_more: bool) -> list[str]:
     passed = ", ".join(checked.passed)
     everything = ", ".join(f"{name}={name}" for name, _ in checked.parameters if name != BY_NAME)
     index, lines = "0", []
@@ -159,12 +167,18 @@ def _dispatch(checked: Checked, has_more: bool) -> list[str]:
         other = f"return elsewhere({everything})" if has_more else f"out_of_range({name!r}, {name})"
         lines.append(f"    if not {low} <= {name} <= {high}: {other}")
         index = f"table_{name}[{name}]" if index == "0" else f"({index}) * {len(ranges)} + table_{name}[{name}]"
+    wanted = [f"{name}.requires_grad" for name in floating]
     return [
         *lines,
         "    if grad():",
+        *([f"        if {' or '.join(wanted)}: refuse_gradient({everything})"] if wanted else []),
         f"        with no_grad(): return runs[{index}]({passed})",
         f"    return runs[{index}]({passed})",
     ]
+
+
+def _has_gradient(spec: object) -> bool:
+    return isinstance(spec, TensorSpec) and getattr(torch, spec.dtype).is_floating_point
 
 
 def _table(ranges: Sequence[Range], single_sizes: Sequence[int]) -> list[int]:

@@ -46,6 +46,7 @@ class DimMark:
     dim: int
     name: str
     kind: str
+    path: str = ""
 
 
 class OutputInt(int):
@@ -80,7 +81,11 @@ class Capture:
 def marks_for(inputs: Sequence[tuple[str, Any]], dims: Sequence[LeafDims]) -> list[DimMark]:
     """Return how each dynamic dimension of the inputs, given by their paths, is traced."""
     tensors = dict(inputs)
-    return [DimMark(tensors[leaf.path], dim, mark.name, mark.kind) for leaf in dims for dim, mark in leaf.dims.items()]
+    return [
+        DimMark(tensors[leaf.path], dim, mark.name, mark.kind, leaf.path)
+        for leaf in dims
+        for dim, mark in leaf.dims.items()
+    ]
 
 
 def capture(
@@ -174,7 +179,7 @@ def _capture(
     except (ContractError, TraceError):
         raise
     except Exception as error:
-        raise explain(error) from error
+        raise explain(error, marks) from error
     if not found:
         raise TraceError(
             "the model holds no tensor operation, so there is nothing to compile",

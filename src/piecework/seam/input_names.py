@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ def name_inputs(
     model: torch.nn.Module, values: Sequence[Any], inputs: Sequence[tuple[str, Any]]
 ) -> list[Binding | None]:
     """Say what each graph input is, by identity; symbols' own placeholders give None."""
-    static = _static_names(model)
+    held = {id(tensor): binding for tensor, binding in held_tensors(model)}
     leaf_paths = {id(leaf): path for path, leaf in reversed(inputs) if isinstance(leaf, torch.Tensor)}
-    attributes = {id(value): name for name, value in plain_tensors(model, torch.Tensor)}
     named: list[Binding | None] = []
     constants = 0
     for value in values:
@@ -28,11 +27,11 @@ def name_inputs(
             named.append(None)
         elif id(value) in leaf_paths:
             named.append(Binding("input", leaf_paths[id(value)]))
-        elif id(value) in static:
-            named.append(static[id(value)])
+        elif id(value) in held:
+            named.append(held[id(value)])
         else:
-            named.append(Binding("constant", attributes.get(id(value), f"{UNOWNED}{constants}")))
-            constants += id(value) not in attributes
+            named.append(Binding("constant", f"{UNOWNED}{constants}"))
+            constants += 1
     return named
 
 
@@ -45,14 +44,19 @@ def unowned_inputs(captured: Capture, named: Sequence[Binding | None]) -> dict[i
     }
 
 
-def _static_names(model: torch.nn.Module) -> dict[int, Binding]:
+def held_tensors(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Binding]]:
+    """Yield each tensor that a model holds and what it is: a plain attribute, unless it is a parameter or a buffer."""
+    for name, value in plain_tensors(model, torch.Tensor):
+        yield value, Binding("constant", name)
     names: dict[int, list[tuple[str, str, bool]]] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(("weight", name, True))
+        tensors[id(parameter)] = parameter
     persistent = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers(remove_duplicate=False):
         names.setdefault(id(buffer), []).append(("buffer", name, name in persistent))
-    return {
-        key: Binding(found[0][0], found[0][1], None, tuple(name for _, name, _ in found[1:]), found[0][2])
-        for key, found in names.items()
-    }
+        tensors[id(buffer)] = buffer
+    for key, found in names.items():
+        aliases = tuple(name for _, name, _ in found[1:])
+        yield tensors[key], Binding(found[0][0], found[0][1], None, aliases, found[0][2])

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
+_NOTED = re.compile(r"# \S*?([^/\s]+:\d+) in ")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -25,3 +26,12 @@ def line_of_first(nodes: Iterable[fx.Node]) -> tuple[str, int]:
 def at(line: tuple[str, int]) -> str:
     """Write a line as it stands in a message: ` at path:number`, or nothing."""
     return f" at {line[0]}:{line[1]}" if line[0] else ""
+
+
+def line_that_fixed(size: object) -> str:
+    """Return `file:number` of the line that made a size one number, where torch noted it; it cuts folders short."""
+    node = getattr(size, "node", None)
+    noted = getattr(getattr(node, "shape_env", None), "replacements_slocs", {})
+    place = getattr(noted.get(getattr(node, "_expr", None)), "maybe_user_loc", None)
+    found = _NOTED.search(str(place or ""))
+    return found[1] if found else ""

@@ -12,6 +12,7 @@ from piecework.errors import TraceError
 from piecework.seam.dynamo import Capture, OutputInt
 from piecework.seam.kinds import mutated_arguments
 from piecework.seam.lines import at
+from piecework.seam.returned import Held
 from piecework.values.graph import Binding
 from piecework.values.tree import Tree, describe, leaves, map_tree, tree_leaves
 
@@ -25,18 +26,20 @@ def describe_result(
     named: Sequence[Binding | None],
     other_arguments: Callable[[], Mapping[str, Any]],
     sizes: Mapping[str, tuple[int, int]],
+    held: Mapping[int, Held],
 ) -> Tree:
-    """Match each leaf of the result with the graph output, input or constant that it is.
+    """Match each leaf of the result with the graph output, input or constant that it is, or one of those `held`.
 
     A leaf that is none of these is a Python value; it must come out equal at other sizes, which a second
     run on `other_arguments()` shows, or it would silently stay what it was at the trace. One that comes out both times
     as a size that varies is that size: `sizes` holds those of both runs by name.
     """
-    tree = describe(result, _leaf_matcher(captured, inputs, named))
+    static = _static_names(captured, named, held)
+    tree = describe(result, _leaf_matcher(captured, inputs, static))
     claimed = {leaf["output"] for leaf in tree_leaves(tree) if "output" in leaf}
     unclaimed = set(range(len(captured.results))) - claimed - _in_place(captured)
     if any(leaf["kind"] == "constant" and leaf["value"] is not None for leaf in tree_leaves(tree)):
-        tree = _with_sizes(captured, tree, named, other_arguments(), sizes)
+        tree = _with_sizes(captured, tree, static, other_arguments(), sizes)
     if unclaimed:
         raise TraceError(
             f"the graph computes `{len(unclaimed)}` value(s) that the result does not hold",
@@ -54,13 +57,13 @@ def _in_place(captured: Capture) -> set[int]:
 def _with_sizes(
     captured: Capture,
     tree: Tree,
-    named: Sequence[Binding | None],
+    static: Mapping[int, str],
     other: Mapping[str, Any],
     sizes: Mapping[str, tuple[int, int]],
 ) -> Tree:
     """Return the tree with the sizes in it by name, as in `return y, x.shape`."""
     again = [(path, leaf) for name, value in other.items() for path, leaf in leaves(value, name)]
-    second = tree_leaves(describe(captured.run((), other), _leaf_matcher(captured, again, named)))
+    second = tree_leaves(describe(captured.run((), other), _leaf_matcher(captured, again, static)))
 
     line = _first_line(captured)
 
@@ -96,10 +99,17 @@ def _first_line(captured: Capture) -> tuple[str, int]:
     return next(((code.co_filename, code.co_firstlineno) for code in own), ("", 0))
 
 
-def _leaf_matcher(captured: Capture, inputs: Inputs, named: Sequence[Binding | None]) -> Callable[[str, Any], Tree]:
+def _static_names(
+    captured: Capture, named: Sequence[Binding | None], held: Mapping[int, Held]
+) -> dict[int, str]:
+    """Return the names of the tensors that the graph reads and of the others that the model holds, by identity."""
+    read = {id(v): b.name for v, b in zip(captured.inputs, named, strict=True) if b and b.is_static}
+    return {**{key: one.binding.name for key, one in held.items()}, **read}
+
+
+def _leaf_matcher(captured: Capture, inputs: Inputs, static: Mapping[int, str]) -> Callable[[str, Any], Tree]:
     outputs = {id(value): index for index, value in enumerate(captured.results) if isinstance(value, torch.Tensor)}
     paths = {id(leaf): path for path, leaf in inputs if isinstance(leaf, torch.Tensor)}
-    static = {id(v): b.name for v, b in zip(captured.inputs, named, strict=True) if b and b.is_static}
 
     def match(path: str, leaf: Any) -> Tree:
         if isinstance(leaf, OutputInt):

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from piecework.errors import GuardError, TraceError
+from piecework.seam.lines import at
 
 _FAILED = re.compile(r"""got \w*(?:Error|Exception)\((?:"|')(.*?)(?:"|')\)""", re.DOTALL)
 _WHAT = re.compile(r"Developer debug context: (?:builtin |call_function )?([^\n\[]{1,80})")
 _USER_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # Torch's own files, Python's, and what Python holds frozen: a line there is not one to change.
 _FOREIGN = re.compile(r"site-packages/torch/|lib/python[\d.]+/(?!site-packages/)|^<frozen ")
+
+_RAISED = re.compile(r"raised exception (\w+)\(([\"']?)(.*?)\2\)", re.DOTALL)
+_UNKNOWN = re.compile(r"data-dependent expression (.+?) \(unhinted", re.DOTALL)
+_SYMBOL = re.compile(r"\bs\d+\b")  # how torch writes a size that varies
+_CONSTANT = re.compile(
+    r"L\['kwargs'\](\['\w+'\])(\S*)\.size\(\)\[(\d+)\] as dynamic but your code "
+    r"specialized it to be a constant \((\d+)\)"
+)
 
 _CACHED = re.compile(r'functools\.py", line \d+, in __get__\n +with self\.lock')
 
@@ -29,43 +40,82 @@ _HINTS = (
 )
 
 
-def explain(error: Exception) -> TraceError | GuardError:
+class Declared(Protocol):
+    """A dimension that was declared dynamic: `name` at dimension `dim` of the argument that `path` reaches."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+def explain(error: Exception, declared: Sequence[Declared] = ()) -> TraceError | GuardError:
     """Turn Dynamo's error into ours, with the user's last line and a hint."""
     text = str(error)
-    frames = [frame for frame in _USER_FRAME.findall(text) if not _FOREIGN.search(frame[0])]
-    place = f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    failed = _FAILED.search(text)
-    if (what := _WHAT.search(text)) is not None and failed is None:
-        first = f"{first} (`{what[1].strip()}`)"
-    if failed is not None:
-        first = failed[1]
-    if _CACHED.search(text):
-        first = "a `functools.cached_property` is asked for the first time"
-    facts = {"file": frames[-1][0] if frames else "", "line": int(frames[-1][1]) if frames else 0, "report": text}
+    place, facts = _place(text)
     if "ConstraintViolation" in type(error).__name__:
-        return GuardError(
-            f"a dimension declared dynamic is fixed by the model{' at ' + place if place else ''}: {_reason(text)}",
-            hint="leave it out of `dynamic`, or change the line so that every size is possible",
-            facts=facts,
-        )
-    is_unsupported = type(error).__name__ in ("Unsupported", "UserError") and "Observed exception" not in first
+        return _fixed(text, declared)
+    failed = _FAILED.search(text) or _RAISED.search(text)
+    first = _first(text, error, declared)
+    is_unsupported = type(error).__name__ in ("Unsupported", "UserError") and "Observed exception" not in text
     advice = "rewrite the line as tensor operations, or put it into an opaque operator"
     if failed is not None or not is_unsupported:
         facts["fails"] = True
         if type(error).__name__ == "InternalTorchDynamoError":
             advice = "rewrite the line in plain numbers (`int(value)`) and tensors, or put it into an opaque operator"
-            return TraceError(
-                f"torch's tracer fails{' at ' + place if place else ''}: {first}", hint=advice, facts=facts
-            )
+            return TraceError(f"torch's tracer fails{place}: {first}", hint=advice, facts=facts)
         hint = "call the model uncompiled with inputs of these sizes to see it fail; mend it, or bound the dimension"
-        return TraceError(f"forward fails{' at ' + place if place else ''}: {first}", hint=hint, facts=facts)
+        return TraceError(f"forward fails{place}: {first}", hint=hint, facts=facts)
     hint = next((hint for words, hint in _HINTS if re.search(words, text)), advice)
-    return TraceError(
-        f"the model does not trace to one full graph{' at ' + place if place else ''}: {first}", hint=hint, facts=facts
+    return TraceError(f"the model does not trace to one full graph{place}: {first}", hint=hint, facts=facts)
+
+
+def _place(text: str) -> tuple[str, dict[str, Any]]:
+    """Return ` at FILE:LINE` of the user's last line, or nothing, and the facts of an error."""
+    frames = [frame for frame in _USER_FRAME.findall(text) if not _FOREIGN.search(frame[0])]
+    file, line = (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)
+    return at((file, line)), {"file": file, "line": line, "report": text}
+
+
+def _first(text: str, error: Exception, declared: Sequence[Declared]) -> str:
+    """Say in one line what stopped the tracer; nothing of what it tells the users of torch.compile to do."""
+    if _CACHED.search(text):
+        return "a `functools.cached_property` is asked for the first time"
+    if (unknown := _UNKNOWN.search(text)) is not None:
+        return f"it needs `{unknown[1]}`, a number that is known at run time only"
+    if "attempted to jump with" in text:
+        return "it branches on the value of a tensor (Data-dependent branching)"
+    if (failed := _FAILED.search(text)) is not None:
+        first = failed[1]
+    elif (raised := _RAISED.search(text)) is not None:
+        first = f"{raised[1]}: {raised[3]}" if raised[3] else raised[1]
+    else:
+        first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+        if (what := _WHAT.search(text)) is not None:
+            first = f"{first} (`{what[1].strip()}`)"
+    names = {each.name for each in declared}
+    return _SYMBOL.sub(names.pop(), first) if len(names) == 1 else first
+
+
+def _fixed(text: str, declared: Sequence[Declared]) -> GuardError:
+    """Name the first dimension that the model fixes, as the user declared it, with the line that fixes it."""
+    found = _CONSTANT.search(text)
+    if found is None:
+        place, facts = _place(text)
+        return GuardError(
+            f"a dimension that is declared dynamic is fixed by the model{place}",
+            hint="leave it out of `dynamic`, or change the line so that every size is possible", facts=facts,
+        )  # fmt: skip
+    path, dim, size = found[1][2:-2] + found[2], int(found[3]), int(found[4])
+    place, facts = _place(text[found.end() :].partition("\n  - ")[0])
+    name = next((each.name for each in declared if (each.path, each.dim) == (path, dim)), "")
+    what = f"dimension `{name}` (`{path}.shape[{dim}]`)" if name else f"dimension `{path}.shape[{dim}]`"
+    return GuardError(
+        f"{what} is declared dynamic, and the model fixes it to `{size}`{place}",
+        hint=f"leave dimension {dim} of `{path}` out of `dynamic`, or change the line so that every size is possible",
+        facts={**facts, "report": text, "dimension": name, "argument": path, "size": size},
     )
-
-
-def _reason(text: str) -> str:
-    lines = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("-")]
-    return lines[0] if lines else text.splitlines()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from piecework.choices import by_name, many, seconds, text, texts, whole
 from piecework.errors import OptionError
 
 WEIGHTS, COMPILED, CAPTURED = "weights", "compiled", "captured"
@@ -11,6 +12,7 @@ START = "start"
 _LARGEST_PORT = 65535
 
 
+@by_name
 @dataclass(frozen=True)
 class ServeOptions:
     """Where the server listens, whom it answers, and its limits.
@@ -33,21 +35,21 @@ class ServeOptions:
     health_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= _LARGEST_PORT:
+        if not isinstance(self.port, int) or isinstance(self.port, bool) or not 0 <= self.port <= _LARGEST_PORT:
             raise OptionError(f"port `{self.port}` is no port", hint="give one from 1 to 65535, or 0 for a free one")
         if self.open_port not in (START, WEIGHTS):
             raise OptionError(
                 f"`--open-port {self.open_port}` is unknown", hint=f"give `{START}` or `{WEIGHTS}`"
             )
         for name in ("max_body_bytes", "max_requests", "max_choices"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"`{name}={getattr(self, name)}` serves nobody", hint="give a number from 1 up")
+            whole(name, getattr(self, name), 1)
         for name in ("body_timeout_s", "write_timeout_s", "health_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"`{name}={getattr(self, name)}` is no time", hint="give seconds above 0")
-        if not self.drain_timeout_s >= 0:
-            raise OptionError(
-                f"`drain_timeout_s={self.drain_timeout_s}` is no time", hint="give seconds; 0 ends requests at once"
-            )
-        if any(not key or not key.isascii() for key in self.api_keys):
+            seconds(name, getattr(self, name), "give seconds above 0", above=0)
+        seconds("drain_timeout_s", self.drain_timeout_s, "give seconds; 0 ends requests at once")
+        if not text("host", self.host, "an address"):
+            raise OptionError("`host` is empty", hint="give an address: `127.0.0.1`, or `0.0.0.0` for all")
+        object.__setattr__(self, "served_model_names", texts("served_model_names", self.served_model_names, "my-model"))
+        keys = many(self.api_keys)
+        if keys is None or not all(isinstance(key, str) and key and key.isascii() for key in keys):
             raise OptionError("an API key is empty or not ASCII", hint="leave the flag out to ask for none")
+        object.__setattr__(self, "api_keys", keys)

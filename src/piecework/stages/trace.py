@@ -19,10 +19,12 @@ from piecework.seam.fake import without_weights
 from piecework.seam.guard_notes import GuardNote
 from piecework.seam.identity import refuse_identity
 from piecework.seam.input_names import name_inputs, unowned_inputs
+from piecework.seam.lines import line_that_fixed
 from piecework.seam.live_guards import LiveGuards
 from piecework.seam.names import refuse_nameless
 from piecework.seam.nested import inline_nested
 from piecework.seam.results import describe_result
+from piecework.seam.returned import take_in, unread
 from piecework.seam.shape_guards import read_shape_guards, sizes_by_source, source_of_size
 from piecework.seam.shared_writes import refuse_shared_writes
 from piecework.seam.squeezes import squeeze_guards
@@ -157,9 +159,11 @@ def _trace_at(
             named = name_inputs(model, captured.inputs, inputs)
             names = {mark.name for leaf in varying for mark in leaf.dims.values()}
             both = {name: (sizes[name], other[name]) for name in sorted(names)}
-            tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other), both)
+            held = unread(model, captured.inputs)
+            tree = describe_result(captured, result, inputs, named, lambda: resize(arguments, dims, other), both, held)
             dynamo.check_again(captured, resize(arguments, dims, other))
             dynamo.check_again(captured, resize(arguments, dims, _rounded(other, bounds)))
+            named = take_in(captured, named, held, tree)
             return _assemble(captured, tree, arguments, inputs, named, dims, varying, sizes)
         finally:
             dynamo.release(captured)
@@ -248,9 +252,13 @@ def _name_symbols(
                 if expression is None:
                     continue
             if expression is None or not expression.is_Symbol:
+                line = line_that_fixed(size)
                 raise GuardError(
-                    f"dimension `{mark.name}` (`{leaf.path}.shape[{dim}]`) comes out as `{size}`: the model fixes it",
-                    hint="leave it out of `dynamic`, or change the line that fixes it",
+                    f"dimension `{mark.name}` (`{leaf.path}.shape[{dim}]`) is declared dynamic, and the model fixes it "
+                    f"to `{size}`{' at ' + line if line else ''}",
+                    hint=f"leave dimension {dim} of `{leaf.path}` out of `dynamic`, or change the line so that every "
+                    "size is possible",
+                    facts={"dimension": mark.name, "argument": leaf.path, "size": str(size), "line": line},
                 )
             known = names.setdefault(expression, mark.name)
             if known != mark.name and (known, mark.name) not in equal:
