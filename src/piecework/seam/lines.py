@@ -29,9 +29,9 @@ def at(line: tuple[str, int]) -> str:
 
 
 def line_that_fixed(size: object) -> str:
-    """Return `file:number` of the line that made a size one number, where torch noted it; it cuts folders short."""
+    """Return ` at file:number` of the line that made a size one number, where torch noted it; it cuts folders short."""
     node = getattr(size, "node", None)
     noted = getattr(getattr(node, "shape_env", None), "replacements_slocs", {})
     place = getattr(noted.get(getattr(node, "_expr", None)), "maybe_user_loc", None)
     found = _NOTED.search(str(place or ""))
-    return found[1] if found else ""
+    return f" at {found[1]}" if found else ""

@@ -252,13 +252,11 @@ def _name_symbols(
                 if expression is None:
                     continue
             if expression is None or not expression.is_Symbol:
-                line = line_that_fixed(size)
                 raise GuardError(
                     f"dimension `{mark.name}` (`{leaf.path}.shape[{dim}]`) is declared dynamic, and the model fixes it "
-                    f"to `{size}`{' at ' + line if line else ''}",
-                    hint=f"leave dimension {dim} of `{leaf.path}` out of `dynamic`, or change the line so that every "
-                    "size is possible",
-                    facts={"dimension": mark.name, "argument": leaf.path, "size": str(size), "line": line},
+                    f"to `{size}`{line_that_fixed(size)}",
+                    hint=f"leave dimension {dim} of `{leaf.path}` out of `dynamic`, or change the line that fixes it",
+                    facts={"dimension": mark.name, "argument": leaf.path, "size": str(size)},
                 )
             known = names.setdefault(expression, mark.name)
             if known != mark.name and (known, mark.name) not in equal:
