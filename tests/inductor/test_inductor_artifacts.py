@@ -232,7 +232,7 @@ def test_a_piece_that_does_not_compile_names_its_range() -> None:
 
 def test_the_version_names_what_decides_the_code() -> None:
     plain = InductorCompiler(threads=3).version
-    assert plain == f"format=3 torch={torch.__version__} threads=3"
+    assert plain == f"format=4 torch={torch.__version__} threads=3"
     assert InductorCompiler(threads=3, options={"max_autotune": True}).version != plain
 
 

@@ -137,6 +137,12 @@ def quant_by_keyword(m: Case, x: Tensor, y: Tensor) -> Results:
     return torch.clamp(input=quotient, min=-448.0, max=448.0).to(dtype=torch.float8_e4m3fn).to(dtype=x.dtype)
 
 
+def dropout_then_write(m: Case, x: Tensor, y: Tensor) -> Results:
+    same = F.dropout(x, 0.5, training=False)
+    x.add_(2)
+    return same * 1, F.dropout(y, 0.1, False)
+
+
 def one_linear_twice(m: Case, x: Tensor, y: Tensor) -> Results:
     return m.query(x) + m.query(x) * m.key(x)
 
@@ -213,6 +219,7 @@ NEAR: dict[str, tuple[Forward, dict[str, int]]] = {
     "a gate by keyword": (gate_by_keyword, {"find_gates": 0}),
     "a turn by keyword": (turned_by_keyword, {"find_rotary": 0}),
     "a quantisation by keyword": (quant_by_keyword, {"find_quants": 0}),
+    "dropout that is off, written later": (dropout_then_write, {}),
     "one linear twice": (one_linear_twice, {MERGE: 0}),
     "linears by keyword": (linears_by_keyword, {MERGE: 1}),
     "linears of a row more": (linears_at_ranks, {MERGE: 0}),

@@ -91,6 +91,7 @@ def rebuild_piece(text: str, box: Box) -> RebuiltPiece:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     piece = parse_piece(text)
+    _leave_out_dropout(piece.graph)
     shape_env = ShapeEnv()
     mode = FakeTensorMode(shape_env=shape_env)
     sizes, symbols, hints = _make_symbols(piece, box, shape_env)
@@ -111,6 +112,18 @@ def rebuild_piece(text: str, box: Box) -> RebuiltPiece:
         node.meta["example_value"] = value
     names, specs = zip(*piece.parameters, strict=True) if piece.parameters else ((), ())
     return RebuiltPiece(names, specs, module, inputs, mode, shape_env, symbols, hints)
+
+
+def _leave_out_dropout(graph: fx.Graph) -> None:
+    """Put its argument in the place of dropout that is off, which is what it gives.
+
+    The compiler writes it as a copy, which another memory than the model's is, and which a later write misses.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.nn.functional.dropout):
+        words: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False)) | dict(node.kwargs)
+        if node.args and words.get("training", True) is False:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 class _Annotator(fx.Interpreter):
