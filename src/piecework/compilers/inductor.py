@@ -17,6 +17,8 @@ from piecework.seam.cpp_build import CppBuilds, ask_compiler
 from piecework.seam.cpp_header import CppBuildError, CppHeaders
 from piecework.seam.cut_text import release_early
 from piecework.seam.failures import compile_error
+from piecework.seam.few_rows import NAME as FEW_ROWS
+from piecework.seam.few_rows import few_rows_kernel, use_few_rows
 from piecework.seam.guards import assumed_guards
 from piecework.seam.inductor import CompilerOutput, begin_header, bundle, run_inductor
 from piecework.seam.kernels import misaligned_inputs, read_constants, read_kernels
@@ -142,7 +144,7 @@ class InductorCompiler:
         facts = _facts(piece, output)
         try:
             with sub_phase("strip"):
-                return self._strip(piece, output, guards, facts)
+                return self._strip(piece, box, output, guards, facts)
         except Refusal as refusal:
             blob = bundle(rebuild_piece(text, box), box, self._options)
             return Artifact(TORCH, text, {"artifact": blob}, guards, facts | {"fall_back": str(refusal)})
@@ -151,13 +153,16 @@ class InductorCompiler:
         return {"cpp.threads": self._threads, **self._options}
 
     def _strip(
-        self, piece: RebuiltPiece, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]
+        self, piece: RebuiltPiece, box: Box, output: CompilerOutput, guards: tuple[str, ...], facts: dict[str, Any]
     ) -> Artifact:
         aligned = misaligned_inputs(output, piece.names)
         stripped = strip_output(output.source, piece.names, piece.weight_names, read_constants(output), aligned)
         check_convention(piece.names, output.metadata, stripped)
-        kernels, more = read_kernels(output, stripped.kernels, self._builds)
-        text = release_early(stripped.text) if self._apart else stripped.text
+        text, products = use_few_rows(stripped.text, piece.tensor_specs, box, output.vector_isa)
+        own = {FEW_ROWS: few_rows_kernel(self._threads)} if products else {}
+        facts |= {"few_rows": products} if products else {}
+        kernels, more = read_kernels(output, stripped.kernels, self._builds, own)
+        text = release_early(text) if self._apart else text
         return Artifact(INDUCTOR, text, kernels, guards, facts | {"namespaces": list(stripped.namespaces)} | more)
 
     @contextlib.contextmanager

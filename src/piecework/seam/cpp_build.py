@@ -7,7 +7,8 @@ import functools
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ class CppBuilds:
     def __init__(self, headers: CppHeaders) -> None:
         self._headers = headers
         self._expected = 0
+        self._built: dict[tuple[str, str], bytes] = {}
+        self._once = threading.Lock()
 
     def expect(self, count: int) -> None:
         """Say how many sources will be built; a header that was begun for more than that is dropped."""
@@ -70,19 +73,28 @@ class CppBuilds:
         else:
             self._headers.hurry()
 
+    def build_once(self, source: str, command: str, folder: str) -> bytes:
+        """Build a library that many pieces use, which reads no header of torch's."""
+        with self._once:
+            if (source, command) not in self._built:
+                self._built[source, command] = self._build(source, command, folder)
+            return self._built[source, command]
+
     def build(self, source: str, command: str, folder: str) -> bytes:
         """Build a shared library of `source` with `command`, in a folder of its own under `folder`."""
-        blanked = [folder, str(Path(torch.__file__).parent)]
+        if self._expected < _WORTH_A_HEADER:
+            return self._build(source, command, folder)
+        header = self._headers.get(command, folder)
+        return self._build(source, command, folder, ("-include", str(header)), (str(header.parent),))
+
+    def _build(
+        self, source: str, command: str, folder: str, more: Sequence[str] = (), blanked: Sequence[str] = ()
+    ) -> bytes:
         with tempfile.TemporaryDirectory(dir=folder) as place:
             (Path(place) / "kernels.cpp").write_text(source)
-            words = command_words(command, "kernels.cpp", "kernels.so")
-            if self._expected >= _WORTH_A_HEADER:
-                header = self._headers.get(command, folder)
-                words += ["-include", str(header)]
-                blanked.append(str(header.parent))
-            _run(words, place)
+            _run([*command_words(command, "kernels.cpp", "kernels.so"), *more], place)
             data = (Path(place) / "kernels.so").read_bytes()
-        return blank_paths(cut_sections(data), (*blanked, place))
+        return blank_paths(cut_sections(data), (folder, place, str(Path(torch.__file__).parent), *blanked))
 
 
 def _run(words: list[str], folder: str) -> None:

@@ -13,19 +13,20 @@ from piecework.seam.cpp_build import CppBuilds
 from piecework.seam.cpp_source import CppKernel, join_kernels
 from piecework.seam.inductor import CompilerOutput
 from piecework.seam.vocabulary import Refusal
+from piecework.values.artifact import LIBRARY
 
-LIBRARY = "kernels"
 _LARGEST_CONSTANT = 4096
 _LOOP = re.compile(r"\bfor\s*\(\s*(\w+)\s+\w+\s*=")
 _WIDE_INTEGERS = {"int64_t", "long"}
 
 
 def read_kernels(
-    output: CompilerOutput, names: Sequence[str], builds: CppBuilds
+    output: CompilerOutput, names: Sequence[str], builds: CppBuilds, own: Mapping[str, CppKernel]
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return kernels as bytes, by library, and the facts that loading them needs.
 
     C++ kernels are built here, to one library with an entry for each; every Triton kernel is a cubin of its own.
+    `own` are kernels that are not the compiler's: a library each, the same for all pieces, built once.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -43,6 +44,8 @@ def read_kernels(
     widths = [index_width(value) for name in names for value in (output.module.get(name),)]
     facts: dict[str, Any] = {"index_width": max(widths)} if widths else {}
     facts |= {"launches": launches} if launches else {}
+    for name, kernel in own.items():
+        kernels[name] = builds.build_once(join_kernels({name: kernel}), output.cpp_command, cache_dir())
     if sources:
         kernels[LIBRARY] = builds.build(join_kernels(sources), output.cpp_command, cache_dir())
         facts["entries"] = list(sources)

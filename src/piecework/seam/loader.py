@@ -26,7 +26,7 @@ from piecework.seam.eager_text import prepare_text, prepared_names, prepared_sou
 from piecework.seam.launch import make_launcher
 from piecework.seam.objects import load_object
 from piecework.seam.probe import missing_for
-from piecework.values.artifact import INDUCTOR, OBJECT, TEXT, TORCH, Artifact
+from piecework.values.artifact import INDUCTOR, LIBRARY, OBJECT, TEXT, TORCH, Artifact
 from piecework.values.digest import digest_bytes
 
 KernelPath = Callable[[str], Path]  # a kernel's digest to a file that the dynamic linker can open
@@ -84,7 +84,8 @@ def _load_inductor(artifact: Artifact, kernel_path: KernelPath) -> LoadedCode:
             names[name] = make_launcher(launches[name], path)
         else:
             library = load_library(path)
-            names |= {entry: getattr(library, entry) for entry in facts["entries"]}
+            entries = facts["entries"] if name == LIBRARY else (name,)
+            names |= {entry: getattr(library, entry) for entry in entries}
     if "cuda" in facts.get("devices", ()):
         names["device_index"] = torch.cuda.current_device()
     try:

@@ -49,8 +49,13 @@ class RebuiltPiece:
 
     @property
     def weight_names(self) -> tuple[str, ...]:
+        return tuple(name for name, spec in self.tensor_specs.items() if spec.is_weight)
+
+    @property
+    def tensor_specs(self) -> dict[str, TensorSpec]:
+        """What the piece takes, but for numbers."""
         pairs = zip(self.names, self.specs, strict=True)
-        return tuple(name for name, spec in pairs if isinstance(spec, TensorSpec) and spec.is_weight)
+        return {name: spec for name, spec in pairs if isinstance(spec, TensorSpec)}
 
     @property
     def call_names(self) -> tuple[str, ...]:

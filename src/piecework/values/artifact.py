@@ -19,6 +19,8 @@ INDUCTOR = "inductor"
 TORCH = "torch"
 OBJECT = "object"  # a callable of this process, made by the user's own compile function; never in a store on disk
 
+LIBRARY = "kernels"  # under which an artifact has the C++ kernels of its own; any other library's name is its kernel's
+
 
 @dataclass(frozen=True)
 class Artifact:
