@@ -33,7 +33,7 @@ from piecework.values.digest import digest_data
 from piecework.values.rewriting import PieceRewrite
 from piecework.values.shapes import Box
 
-FORMAT = 4  # of the text and its calling convention; a change here misses every artifact made before
+FORMAT = 5  # of the text and its calling convention; a change here misses every artifact made before
 
 
 class InductorCompiler:

@@ -18,8 +18,8 @@ from piecework.values.signature import Size, TensorSpec
 from piecework.values.syntax import parse_python
 
 NAME = "few_rows"
-MOST = 16  # rows; above it a general product's blocks pay
-_ISAS = ("avx2", "avx512")  # where it was measured
+# By the vector instructions, the most rows for which the kernel runs; above them a general product's blocks pay.
+MOST = {"avx512": 32, "avx2": 16}
 
 _SOURCE = """\
 #include <immintrin.h>
@@ -133,12 +133,13 @@ def use_few_rows(text: str, specs: Mapping[str, TensorSpec], box: Box, vector_is
     `specs` are those of the piece's inputs by name. What is not float32, or not known to lie as the kernel reads it,
     stays as it is.
     """
-    if not vector_isa.startswith(_ISAS):
+    most = MOST.get(vector_isa.partition(" ")[0], 0)
+    if not most:
         return text, 0
     module = parse_python(text)
     functions = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
     call, prepare = functions["call"], functions.get("prepare")
-    known = _Layouts({name: _layout_of(spec, box) for name, spec in specs.items()})
+    known = _Layouts({name: _layout_of(spec, box) for name, spec in specs.items()}, most)
     for statement in prepare.body if prepare is not None else []:
         known.learn(statement)
     lines = text.splitlines()
@@ -168,8 +169,9 @@ class _Layout:
 class _Layouts:
     """What a text says of its tensors, statement by statement."""
 
-    def __init__(self, layouts: Mapping[str, _Layout]) -> None:
+    def __init__(self, layouts: Mapping[str, _Layout], most: int) -> None:
         self._layouts = dict(layouts)
+        self._most = most
 
     def learn(self, statement: ast.stmt) -> None:
         match statement:
@@ -213,8 +215,8 @@ class _Layouts:
         sizes = (rows, width, depth, x_stride, added_stride, out_stride)
         own = f"{NAME}({ast.unparse(x)}, {ast.unparse(w)}, {added_text}, {ast.unparse(out)}, {', '.join(sizes)})"
         if rows.isdigit():
-            return own if int(rows) <= MOST else None
-        return f"{own} if {rows} <= {MOST} else {ast.unparse(statement)}"
+            return own if int(rows) <= self._most else None
+        return f"{own} if {rows} <= {self._most} else {ast.unparse(statement)}"
 
     def _row_stride_of_added(self, node: ast.expr, rows: str, width: str) -> str | None:
         """Return the elements between rows of what is added; a bias is one row for all."""
