@@ -104,7 +104,7 @@ def test_a_damaged_tokenizer_is_an_error_with_a_hint(
     ("flags", "said"),
     [
         (("--max-num-batched-tokens", "1"), "no size of dimension `rows`"),
-        (("--max-num-batched-tokens", str(1 << 40)), "give at most"),
+        (("--max-num-batched-tokens", str(1 << 40)), "give a whole number from 1 to"),
         (("--device", "meta"), "does not run on `meta`"),
         (("--compilation-config", '{"lazy_sizes": [-3]}'), "`lazy_sizes`"),
     ],

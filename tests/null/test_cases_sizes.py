@@ -182,7 +182,8 @@ def test_two_names_that_must_agree_are_refused_and_one_name_is_served() -> None:
         compile_case(Sum(), make(5), dynamic={"x": {0: "tokens"}, "y": {0: "others"}})
     assert "give dimensions that always agree one name" in raised.value.hint
     program = assert_serves(Sum(), make, dynamic={"x": {0: "tokens"}, "y": {0: "tokens"}})
-    with pytest.raises(pw.errors.InputError, match="`y` has size of dimension `0`"):
+    said = r"dimension `tokens` is `5` at `x.shape\[0\]` and `6` at `y.shape\[0\]`"
+    with pytest.raises(pw.errors.InputError, match=said):
         program(torch.rand(5, 4), torch.rand(6, 4))
 
 
