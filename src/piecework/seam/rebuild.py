@@ -143,7 +143,6 @@ class _Annotator(fx.Interpreter):
 
 def _make_symbols(piece: PieceGraph, box: Box, shape_env: Any) -> tuple[dict[str, Any], dict[str, str], dict[str, int]]:
     sizes: dict[str, Any] = {}
-    symbols: dict[str, str] = {}
     hints: dict[str, int] = {}
     for name, spec in piece.parameters:
         if not (isinstance(spec, ScalarSpec) and spec.kind in ("int", "int unbacked")):
@@ -158,8 +157,10 @@ def _make_symbols(piece: PieceGraph, box: Box, shape_env: Any) -> tuple[dict[str
         else:
             hints[name] = _TYPICAL_SIZE
             sizes[name] = _scalar_int(name, shape_env)
-        if isinstance(sizes[name], torch.SymInt):
-            symbols[str(sizes[name].node.expr)] = name
+    for name in sorted(_sizes_of(piece) - set(dict(piece.parameters))):
+        # An opaque operator's data decides it and nothing else asks for it: it arrives with the tensor alone.
+        sizes[name] = _unbacked(name, piece, box, shape_env)
+    symbols = {str(size.node.expr): name for name, size in sizes.items() if isinstance(size, torch.SymInt)}
     return sizes, symbols, hints
 
 
@@ -193,17 +194,17 @@ def _scalar_int(name: str, shape_env: Any) -> Any:
 def _unbacked(name: str, piece: PieceGraph, box: Box, shape_env: Any) -> Any:
     with shape_env.ignore_fresh_unbacked_symbols():
         value = shape_env.create_unbacked_symint()
-    is_size = any(
-        name in _names_in(size)
-        for _, spec in piece.parameters
-        if isinstance(spec, TensorSpec)
-        for size in spec.shape
-        if isinstance(size, str)
-    )
+    is_size = name in _sizes_of(piece)
     low, high = (box[name].low, box[name].high) if name in box else (0, None)
     if is_size or name in box:
         shape_env._constrain_range_for_size(value.node.expr, low if name in box else None, high)
     return value
+
+
+def _sizes_of(piece: PieceGraph) -> set[str]:
+    shapes = [spec.shape for _, spec in piece.parameters if isinstance(spec, TensorSpec)]
+    names = {name for shape in shapes for size in shape if isinstance(size, str) for name in _names_in(size)}
+    return names - set(_SIZE_FUNCTIONS)
 
 
 def _names_in(expression: str) -> set[str]:

@@ -238,7 +238,12 @@ def _reach(graph: fx.Graph, node: fx.Node, value: Any, path: Sequence[Any]) -> f
 
 
 def _item(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
-    for user in node.users:
-        if user.target is operator.getitem and user.args[1] == position:
-            return user
-    return graph.call_function(operator.getitem, (node, position))
+    """Return the one node that reads this item, right behind the call: its sizes may be asked for before its uses."""
+    found, *again = [user for user in node.users if user.target is operator.getitem and user.args[1] == position] or [
+        graph.call_function(operator.getitem, (node, position))
+    ]
+    node.append(found)
+    for other in again:  # torch reads an item once more for what it asserts of its sizes
+        other.replace_all_uses_with(found)
+        graph.erase_node(other)
+    return found
