@@ -52,7 +52,9 @@ def test_the_text_is_what_runs_and_no_more(
     artifact = artifacts[key]
     assert artifact.kind == INDUCTOR
     # Kernels are named by what Inductor fused; their number is part of the text, so the names are too.
-    compare_golden(GOLDEN / f"{key[0]}_{key[1]}.txt", artifact.text)
+    # Up to how many rows a kernel of our own multiplies depends on the processor.
+    text = re.sub(r"<= \d+ else ", "<= MOST else ", artifact.text)
+    compare_golden(GOLDEN / f"{key[0]}_{key[1]}.txt", text)
 
 
 def test_outputs_of_two_calls_are_the_callers_own(artifacts: Artifacts, write_kernels: KernelWriter) -> None:
