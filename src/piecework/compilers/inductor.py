@@ -160,8 +160,8 @@ class InductorCompiler:
         check_convention(piece.names, output.metadata, stripped)
         text, products = use_few_rows(stripped.text, piece.tensor_specs, box, output.vector_isa)
         own = {FEW_ROWS: few_rows_kernel(self._threads)} if products else {}
-        facts |= {"few_rows": products} if products else {}
         kernels, more = read_kernels(output, stripped.kernels, self._builds, own)
+        more |= {"few_rows": products} if products else {}
         text = release_early(text) if self._apart else text
         return Artifact(INDUCTOR, text, kernels, guards, facts | {"namespaces": list(stripped.namespaces)} | more)
 

@@ -68,12 +68,12 @@ def gloo_group(timeout: timedelta) -> Any:
 
     By default two threads of a gloo group take turns, and both note the name of what they finished in one string that
     nothing guards. A name of more than 15 letters (`ALLREDUCE_COALESCED`: a sum of shares, a gathering) lies on the
-    heap, and two threads that free it at once corrupt it. Seen in 2.13; the same lines stand in 2.11 to 2.14.
+    heap, and two threads that free it at once corrupt it. Seen in 2.13.
     """
     c10d = _c10d()
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    store = c10d.PrefixStore(f"piecework/gloo/{next(_made)}", dist.distributed_c10d._get_default_store())
+    store = c10d.PrefixStore(f"piecework/gloo/{next(_made)}", _launchers_store())
     options = c10d.ProcessGroupGloo._Options()
     options._devices = [c10d.ProcessGroupGloo.create_default_device()]
     options._threads, options._timeout = 1, timeout

@@ -26,7 +26,14 @@ from piecework.runtime.regions import Bound
 from piecework.runtime.signature import compile_check
 from piecework.runtime.small_steps import LARGEST, SmallSteps, bind_sizes
 from piecework.stages.bind.outline import outline, region_lines, result_of
-from piecework.stages.bind.promises import first_call_lines, names_in_lines, symbols_of, watch_piece, watched_bodies
+from piecework.stages.bind.promises import (
+    body_names,
+    first_call_lines,
+    names_in_lines,
+    symbols_of,
+    watch_piece,
+    watched_bodies,
+)
 from piecework.values.declaration import registry
 from piecework.values.graph import inside
 from piecework.values.overlap import shared_with_written
@@ -106,9 +113,9 @@ def _namespace(record: Record, bodies: Mapping[str, Body]) -> dict[str, Any]:
     """Return the names that the program's code refers to, beside its pieces."""
     space: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "builtins": builtins}
     space |= names_in_lines(record)
-    for number, name in enumerate(dict.fromkeys(c["operator"] for r in record.regions for c in r["calls"])):
+    for name, body in body_names(record).items():
         if not name.startswith("."):
-            space[f"body_{number}"] = bodies[name] if "::" in name else _plain_function(name)
+            space[body] = bodies[name] if "::" in name else _plain_function(name)
     return space
 
 
@@ -173,8 +180,11 @@ def _make_run(
 
     def watching() -> Body:
         """Return the run whose bodies are held to their operators' contracts, those inside pieces too."""
-        seen = {f"piece_{index}": watch_piece(piece) for index, piece in pieces.items()}
-        again = {name: piece.bind(weights_of(int(name[6:]))) for name, piece in seen.items() if piece is not None}
+        again = {
+            f"piece_{index}": seen.bind(weights_of(index))
+            for index, piece in pieces.items()
+            if (seen := watch_piece(piece)) is not None
+        }
         return run_with({**bound, **again, **watched_bodies(record, namespace)}, {"_met": EverySize()})
 
     result, parameters = result_of(record, {})
@@ -182,7 +192,7 @@ def _make_run(
     first = FirstCalls(watching, sizes, [parameters.index(name) for name in sizes])
     names = {"_met": first.met, "_first": first}
     general = run_with(bound, names)
-    symbols = [name for name in parameters if record.values.get(name, {}).get("kind") == "symbol"]
+    symbols = [name for name in parameters if name in sizes]
     if not repeats or not symbols or one[symbols[0]].low > LARGEST or record.device != "cpu":
         return general
     returned = frozenset(_NAME.findall(result))

@@ -8,7 +8,7 @@ from typing import Any
 
 from piecework.runtime.lazy_sizes import Loaded
 from piecework.runtime.regions import Outline, RegionText
-from piecework.stages.bind.promises import call_lines, symbols_of
+from piecework.stages.bind.promises import body_names, call_lines, symbols_of
 from piecework.values.graph import BY_COMPILER, FX, OPAQUE, inside
 from piecework.values.record import Record
 from piecework.values.shapes import Range, box_for, format_box
@@ -17,8 +17,8 @@ from piecework.values.tree import render
 
 def region_lines(record: Record) -> list[list[str]]:
     """Return the lines of each region."""
-    numbers = _numbers(record)
-    return [_lines_of(index, region, numbers, record) for index, region in enumerate(record.regions)]
+    bodies = body_names(record)
+    return [_lines_of(index, region, bodies, record) for index, region in enumerate(record.regions)]
 
 
 def outline(record: Record, loaded: Loaded, choices: Sequence[Mapping[str, Range]], choice: int) -> Outline:
@@ -69,11 +69,6 @@ def _passed(region: Mapping[str, Any], record: Record) -> list[str]:
     return [name for name in region["arguments"] if record.values.get(name, {}).get("kind") not in _STATIC]
 
 
-def _numbers(record: Record) -> dict[str, int]:
-    operators = dict.fromkeys(call["operator"] for region in record.regions for call in region["calls"])
-    return {name: index for index, name in enumerate(operators)}
-
-
 def result_of(record: Record, classes: dict[str, str]) -> tuple[str, list[str]]:
     """Return the expression that builds the result, and the names that `run` is called with."""
     result = render(dict(record.result), classes)
@@ -84,7 +79,7 @@ def result_of(record: Record, classes: dict[str, str]) -> tuple[str, list[str]]:
     return result, parameters
 
 
-def _lines_of(index: int, region: Mapping[str, Any], numbers: Mapping[str, int], record: Record) -> list[str]:
+def _lines_of(index: int, region: Mapping[str, Any], bodies: Mapping[str, str], record: Record) -> list[str]:
     if region["kind"] == "piece":
         dynamic = _passed(region, record)
         target = (
@@ -102,7 +97,7 @@ def _lines_of(index: int, region: Mapping[str, Any], numbers: Mapping[str, int],
             receiver, _, rest = call["arguments"].partition(", ")
             lines.append(f"{target}{receiver}{operator}({rest})")
         else:
-            made = f"body_{numbers[operator]}({call['arguments']})"
+            made = f"{bodies[operator]}({call['arguments']})"
             lines += call_lines(f"{index}_{number}", call, target, made, known)
     return lines
 

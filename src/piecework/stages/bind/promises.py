@@ -66,11 +66,10 @@ def watched_bodies(record: Record, namespace: Mapping[str, Any]) -> dict[str, An
 
     What they give is looked at by the lines of the program itself.
     """
-    numbers = dict.fromkeys(call["operator"] for _, call in opaque_calls(record))
     return {
-        f"body_{number}": watched(name, namespace[f"body_{number}"], with_fake=False)
-        for number, name in enumerate(numbers)
-        if "::" in name and is_custom_name(name)
+        body: watched(operator, namespace[body], with_fake=False)
+        for operator, body in body_names(record).items()
+        if "::" in operator and is_custom_name(operator)
     }
 
 
@@ -78,6 +77,12 @@ def watch_piece(piece: Any) -> Any:
     """Return a piece whose calls of operators that are not torch's own are watched; None where it makes none."""
     change = getattr(piece, "watching", None)
     return None if change is None else change(watched)
+
+
+def body_names(record: Record) -> dict[str, str]:
+    """Return the name in the program's code of each operator that a record calls as it stands."""
+    operators = dict.fromkeys(call["operator"] for _, call in opaque_calls(record))
+    return {operator: f"body_{number}" for number, operator in enumerate(operators)}
 
 
 def opaque_calls(record: Record) -> Iterator[tuple[str, Call]]:
