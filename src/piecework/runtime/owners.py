@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piecework.seam.addresses import address_check
+
 _DEPTH = 6
 
 
@@ -105,8 +107,7 @@ class AddressTable:
         self._containers: list[Any] = []
         self._keys: list[Any] = []
         self._members: list[Any] = []
-        self._tensors: list[Tensor] = []
-        self._addresses: list[int] = []
+        self._is_in_place: Callable[[], bool] = address_check((), ())
         self._bound_addresses: set[int] = set()
         self.unowned: dict[int, tuple[str, Tensor]] = {}
 
@@ -165,8 +166,7 @@ class AddressTable:
         self._containers = [container for container, _, _ in checked.values()]
         self._keys = [key for _, key, _ in checked.values()]
         self._members = [member for _, _, member in checked.values()]
-        self._tensors = [external.place.tensor for external in watched]
-        self._addresses = [external.address for external in watched]
+        self._is_in_place = address_check([e.place.tensor for e in watched], [e.address for e in watched])
         self._bound_addresses = {_address(external.bound) for external in self._externals}
 
     def is_moved(self) -> bool:
@@ -175,7 +175,7 @@ class AddressTable:
             same = all(map(is_, map(getitem, self._containers, self._keys), self._members))
         except (KeyError, IndexError, TypeError):
             return True
-        return not same or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
+        return not same or not self._is_in_place()
 
     def faults(self) -> tuple[tuple[External, str], ...]:
         """Return what moved and how: the external, and `gone`, `replaced` or `moved`.

@@ -19,6 +19,7 @@ from piecework.runtime.captured import CapturedSize
 from piecework.runtime.owners import AddressTable, Place
 from piecework.runtime.permission import check_permission
 from piecework.runtime.regions import BoundRun
+from piecework.seam.promises import answered_later
 from piecework.span_events import sub_phase
 from piecework.spans import spanning
 from piecework.stages.capture.choice import Choice
@@ -119,7 +120,7 @@ class SizeMaker:
         with self._device.session(), torch.no_grad(), self._learn_state(source, phase, size).kept():
             values = self._trials.values(source, size)
             phase = self._learn(source, phase, size, values)
-            with self._trials.stepping(phase, size) as static:
+            with answered_later(), self._trials.stepping(phase, size) as static:
                 needed, notes = self._observe(source, phase, size, run, values)
                 predicted = self._predict(needed, phase, run)
                 if not self._fits(phase, size, predicted):
