@@ -214,11 +214,12 @@ def _build_side(
     jobs = [Job(n, text, name, box) for n, text in enumerate(plan.pieces) for name, box in boxes[n].items()]
     counts = {"opaque": plan.count(OPAQUE), "sites": plan.count(PIECE), "distinct": len(plan.pieces)}
     observer(SplitDone(regions=len(plan.regions), artifacts=len(jobs), **counts))
+    check, threads = _check(request, source, traced, plan, store)
     with phase(observer, "compile", f"{len(jobs)} artifacts"), naming_cuts(plan):
         parts = compile_jobs(
             jobs, keeping_apart(request.compiler, plan.inside), request.fall_back, request.toolchain, store, observer,
             environment=request.environment, cpp_compiler=request.cpp_compiler, budget_s=request.budget_s,
-            threads=request.threads, check=(check := _check_of(request, source, traced, plan, store)),
+            threads=threads, check=check,
         )  # fmt: skip
         own = refine(own, plan.regions, parts)
         artifacts = assign(own, plan.regions, parts)
@@ -238,13 +239,14 @@ def _build_side(
     return key, record
 
 
-def _check_of(request: Request, source: Source, traced: TracedGraph, plan: Plan, store: KernelStore) -> Check:
-    """Return what runs each new artifact beside its text."""
+def _check(request: Request, source: Source, traced: TracedGraph, plan: Plan, store: KernelStore) -> tuple[Check, int]:
+    """Return what runs each new artifact beside its text, and how many are compiled at once: one if it fills a GPU."""
     if not request.verify:
-        return let_pass
-    from piecework.stages.verify import Verification, own_weights
+        return let_pass, request.threads
+    from piecework.stages.verify import Verification, draws_on_gpu, own_weights
 
-    return Verification(store.kernel_path, own_weights(source.model, source.device, plan, traced.constants))
+    check = Verification(store.kernel_path, own_weights(source.model, source.device, plan, traced.constants))
+    return check, 1 if draws_on_gpu(source.model, source.device) else request.threads
 
 
 def bind_record(

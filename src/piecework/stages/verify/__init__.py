@@ -59,8 +59,16 @@ def own_weights(model: torch.nn.Module, device: str, plan: Plan, constants: Mapp
     return weights_of
 
 
+def draws_on_gpu(model: torch.nn.Module, device: str) -> bool:
+    """Tell whether weights have to be drawn on a GPU, since the model holds none there."""
+    return device != "cpu" and any(type(p.detach()) is not Tensor or p.is_meta for p in model.parameters())
+
+
 class Verification:
-    """Tries artifacts one piece at a time; what is drawn for a piece serves all its artifacts, one after another."""
+    """Tries artifacts one piece at a time; what is drawn for a piece serves all its artifacts, one after another.
+
+    On a GPU it is drawn anew for each, so that it takes no memory while the next is compiled.
+    """
 
     def __init__(self, kernel_path: KernelPath, weights_of: WeightsOf = lambda number: None) -> None:
         self._kernel_path = kernel_path
@@ -84,7 +92,6 @@ class Verification:
         if artifact.kind == TEXT and artifact.text == text:
             return Verdict(UNTRIED)
         if text != self._text or self._piece is None or self._source is None:
-            self._forget()
             self._text, self._piece = text, parse_piece(text)
             self._source = Source(self._piece, self._weights_of(number))
         origin = "drawn" if self._source.is_drawn else "real"
@@ -98,18 +105,17 @@ class Verification:
             return Verdict(UNTRIED, f"it does not load here: {error.message}")
         except Exception as error:  # noqa: BLE001  text that a compiler wrote may fail in any way
             return Verdict(FAILED, f"it does not load: `{type(error).__name__}: {error}`", {"verified": "failed"})
-        widened = Widened(DEVICE_BYTES if _fills_gpu(self._source, self._piece) else math.inf)
+        is_filling = _fills_gpu(self._source, self._piece)
+        widened = Widened(DEVICE_BYTES if is_filling else math.inf)
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         yield
         fork = partial(torch.random.fork_rng, devices, enabled=is_random(self._piece))
-        return (yield from _try_all(self._piece, box, loaded, self._source, origin, fork, widened))
-
-    def _forget(self) -> None:
-        """Let go of what was drawn for a piece, on the GPU too, before the next one's weights are drawn."""
-        was_drawn = self._source is not None and self._piece is not None and _fills_gpu(self._source, self._piece)
-        self._source = self._piece = None
-        if was_drawn:
-            torch.cuda.empty_cache()
+        try:
+            return (yield from _try_all(self._piece, box, loaded, self._source, origin, fork, widened))
+        finally:
+            if is_filling:  # before the next artifact is compiled: its kernels are tuned on memory of their own
+                self._source = self._piece = None
+                torch.cuda.empty_cache()
 
 
 def _fills_gpu(source: Source, piece: PieceGraph) -> bool:

@@ -21,6 +21,8 @@ _BY_DIMENSION = {
     "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_reduce",
 }  # fmt: skip
 _PACKED = (torch.int8, torch.uint8, torch.int16, torch.int32)
+_LARGE = 1 << 24  # bytes of a weight that, drawn on a GPU, lies in the same memory as others
+_APART = 64  # elements between the beginnings of two such
 
 Sizes = Mapping[str, int]
 
@@ -68,7 +70,8 @@ class Source:
         self.most = 0
         self.independent: dict[str, bool] = {}
         self._own = weights
-        self._weights: dict[tuple[str, bool, int], Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._kind = (self.is_positive, self.most)  # what the weights were drawn for
 
     @property
     def is_drawn(self) -> bool:
@@ -96,12 +99,34 @@ class Source:
         return index_bounds(self.piece, layouts(self.piece, empty_inputs(self.piece, sizes))[0]) if whole else {}
 
     def _weight(self, name: str, spec: TensorSpec, bound: int | None, position: int) -> Tensor:
-        key = (name, self.is_positive, self.most)
-        if key not in self._weights:
+        if self._kind != (self.is_positive, self.most):
+            self._kind = (self.is_positive, self.most)
+            self._weights.clear()
+        if name not in self._weights:
             generator = torch.Generator().manual_seed(1000 + position)
-            self._weights = {k: v for k, v in self._weights.items() if k[0] != name}
-            self._weights[key] = self._tensor(spec, layout_of(spec, {}), bound, generator)
-        return self._weights[key]
+            shape, stride = layout_of(spec, {})
+            if _is_large_on_gpu(spec):
+                # Each begins elsewhere, so that weights of one shape are not equal.
+                self._weights[name] = self._shared(spec, generator).as_strided(shape, stride, _APART * position)
+            else:
+                self._weights[name] = self._tensor(spec, (shape, stride), bound, generator)
+        return self._weights[name]
+
+    def _shared(self, spec: TensorSpec, generator: torch.Generator) -> Tensor:
+        """Return memory in which all large weights of a dtype lie, one over the other: together they may fill a GPU.
+
+        Tensors:
+            ->  [N]  model
+        """
+        name = f"large {spec.dtype} {spec.device}"
+        if name not in self._weights:
+            every = [s for _, s in self.piece.parameters if isinstance(s, TensorSpec) and _is_large_on_gpu(s)]
+            alike = [s for s in every if (s.dtype, s.device) == (spec.dtype, spec.device)]
+            largest = max(alike, key=_extent_of)
+            count = _extent_of(largest) + _APART * len(self.piece.parameters)
+            flat = self._flat(largest, count, layout_of(largest, {})[0], None, generator)
+            self._weights[name] = flat.to(spec.device)
+        return self._weights[name]
 
     def _tensor(
         self,
@@ -111,8 +136,7 @@ class Source:
         generator: torch.Generator,
     ) -> Tensor:
         shape, stride = layout
-        count = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        flat = self._flat(spec, 0 if 0 in shape else count, shape, bound, generator)
+        flat = self._flat(spec, _extent(shape, stride), shape, bound, generator)
         return flat.to(spec.device).as_strided(shape, stride)
 
     def _flat(
@@ -135,6 +159,21 @@ class Source:
             return torch.randint(limits.min, limits.max + 1, (count,), generator=generator).to(dtype)
         high = min(bound if bound is not None else _SMALL, self.most or 1 << 30)
         return torch.randint(0, max(1, high), (count,), generator=generator).to(dtype)
+
+
+def _is_large_on_gpu(spec: TensorSpec) -> bool:
+    dtype = getattr(torch, spec.dtype)
+    is_drawn = spec.is_weight and spec.device != "cpu" and dtype.is_floating_point
+    return is_drawn and _extent_of(spec) * dtype.itemsize >= _LARGE
+
+
+def _extent_of(weight: TensorSpec) -> int:
+    return _extent(*layout_of(weight, {}))
+
+
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return how many elements of memory a layout spans."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def index_bounds(piece: PieceGraph, shapes: Mapping[str, Layout]) -> dict[str, int]:
