@@ -7,14 +7,17 @@ its own. Sequence b's pages lie one after another, so that keys are read by a vi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from piecework.ops.cache import PagedCache
+from piecework.ops.step import Step
 from piecework.values.declaration import split_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # a CPU is for trying a script, not for its figures
@@ -180,9 +183,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Layer(nn.Module):
     """Attention and feed-forward."""
 
-    def __init__(self, shape: Shape, number: int, dtype: torch.dtype, is_fresh: bool, is_apart: bool = False) -> None:
+    def __init__(self, shape: Shape, number: int, dtype: torch.dtype, attention: str, is_apart: bool = False) -> None:
         super().__init__()
-        self.shape, self.number, self.is_fresh, self.is_apart = shape, number, is_fresh, is_apart
+        self.shape, self.number, self.attention, self.is_apart = shape, number, attention, is_apart
         self.before, self.after = Norm(shape.hidden, dtype), Norm(shape.hidden, dtype)
         widths = {"q": shape.heads * shape.head_dim, **dict.fromkeys("kv", shape.kv_heads * shape.head_dim)}
         if is_apart:
@@ -205,24 +208,32 @@ class Layer(nn.Module):
         query = _rotate(query.view(-1, s.heads, s.head_dim), cos, sin)
         key = _rotate(key.view(-1, s.kv_heads, s.head_dim), cos, sin)
         value = value.view(-1, s.kv_heads, s.head_dim)
-        if self.is_fresh:
+        if self.attention == "fresh":
             attended = torch.ops.llama_shape.attend_fresh(query, key, value, self.number)
         else:
             attended = torch.empty_like(query)
-            torch.ops.llama_shape.attend(query, key, value, attended, self.number)
+            if self.attention == "paged":
+                site = f"layers.{self.number}"
+                token = torch.ops.piecework.kv_update(key, value, site)
+                torch.ops.piecework.attention(query, token, attended, s.head_dim**-0.5, 0, 0.0, None, site)
+            else:
+                torch.ops.llama_shape.attend(query, key, value, attended, self.number)
         x, residual = self.after(self.out(attended.view(-1, width)), residual)
         gate, up = (self.gate(x), self.up(x)) if self.is_apart else self.up(x).chunk(2, -1)
         return self.down(F.silu(gate) * up), residual
 
 
 class Llama(nn.Module):
-    """Embedding, layers, norm, head; the linears of one input are one, or stand `is_apart`."""
+    """Embedding, layers, norm, head; the linears of one input are one, or stand `is_apart`.
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, *, is_fresh: bool = False, is_apart: bool = False) -> None:
+    `attention` is `filled` (an output that it is given), `fresh` (memory of its own), or `paged`: Piecework's own.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, *, attention: str = "filled", is_apart: bool = False) -> None:
         super().__init__()
         embedding = torch.randn(shape.words, shape.hidden, device=DEVICE, dtype=dtype)
         self.embed = nn.Embedding(shape.words, shape.hidden, _weight=embedding).requires_grad_(False)
-        self.layers = nn.ModuleList(Layer(shape, n, dtype, is_fresh, is_apart) for n in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, n, dtype, attention, is_apart) for n in range(shape.layers))
         self.norm, self.head = Norm(shape.hidden, dtype), _linear(shape.hidden, shape.words, dtype)
         inverse = 1 / (500000 ** (torch.arange(0, shape.head_dim, 2, device=DEVICE).float() / shape.head_dim))
         angles = torch.arange(2048, device=DEVICE).float()[:, None] * inverse
@@ -239,11 +250,36 @@ class Llama(nn.Module):
 
 
 def llama(
-    shape: Shape, dtype: torch.dtype = torch.bfloat16, *, seed: int = 0, is_fresh: bool = False, is_apart: bool = False
+    shape: Shape,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    seed: int = 0,
+    attention: str = "filled",
+    is_apart: bool = False,
 ) -> Llama:
     """Make a model with random weights on the GPU."""
     torch.manual_seed(seed)
-    return Llama(shape, dtype, is_fresh=is_fresh, is_apart=is_apart).eval()
+    return Llama(shape, dtype, attention=attention, is_apart=is_apart).eval()
+
+
+def paged_caches(shape: Shape, num_pages: int, page_size: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Allocate noise for the pages of all layers, by the sites that `paged` attention names."""
+    size = (2, num_pages, page_size, shape.kv_heads, shape.head_dim)
+    return {f"layers.{n}": PagedCache(torch.randn(size, device=DEVICE, dtype=dtype)) for n in range(shape.layers)}
+
+
+def paged_step(sites: Mapping[str, Any], sequences: int, length: int, page_size: int, backend: Any) -> Step:
+    """Make a decode step in which every sequence has `length` tokens, its pages one after another."""
+    pages = -(-length // page_size)
+    return Step.from_lists(
+        slots=[b * pages * page_size + length - 1 for b in range(sequences)],
+        query_starts=list(range(sequences + 1)),
+        sequence_lengths=[length] * sequences,
+        page_table=[list(range(b * pages, (b + 1) * pages)) for b in range(sequences)],
+        sites=sites,
+        device=DEVICE,
+        backend=backend,
+    )
 
 
 def inputs(shape: Shape, count: int, position: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ STORE = MemoryStore()
 
 def make_model(*, is_fresh: bool = False, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Llama:
     """Make the small model."""
-    return llama(TINY, dtype, seed=seed, is_fresh=is_fresh)
+    return llama(TINY, dtype, seed=seed, attention="fresh" if is_fresh else "filled")
 
 
 def make_step(dtype: torch.dtype = torch.bfloat16, sequences: int = MOST) -> Metadata:

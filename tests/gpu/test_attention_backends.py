@@ -11,6 +11,7 @@ import torch
 from piecework.ops import PagedCache, ReferenceAttention
 from piecework.ops.layout import DeviceLayout, Layout, lay_out
 from piecework.ops.reference import AttentionRule
+from piecework.seam.launch import quick_launch
 
 pytest.importorskip("triton")
 from piecework.ops.triton_attention import TritonAttention
@@ -25,7 +26,7 @@ def backend(name: str) -> Any:
         except ImportError:
             pytest.skip("this release has no varlen attention over block tables")
         return VarlenAttention()
-    return TritonAttention()
+    return TritonAttention(quick_launch) if name == "quick" else TritonAttention()
 
 
 def random_layout(rng: random.Random, page_size: int, num_pages: int, *, is_decode: bool) -> Layout:
@@ -59,7 +60,7 @@ def random_layout(rng: random.Random, page_size: int, num_pages: int, *, is_deco
     [{}, {"sliding_window": 40}, {"softcap": 20.0}, {"sinks": True}],
     ids=["plain", "window", "cap", "sinks"],
 )
-@pytest.mark.parametrize("name", ["varlen", "triton"])
+@pytest.mark.parametrize("name", ["varlen", "triton", "quick"])
 @pytest.mark.parametrize("seed", range(4))
 def test_it_agrees_with_the_reference(name: str, rule: dict[str, Any], is_decode: bool, seed: int) -> None:
     rng = random.Random(seed)
@@ -132,7 +133,7 @@ def test_a_graph_reads_another_steps_numbers(rule: dict[str, Any], seed: int) ->
         torch.zeros(rows, dtype=torch.int32, device="cuda"),
         torch.zeros(rows, 40, dtype=torch.int32, device="cuda"),
     )
-    backend, found = TritonAttention(), torch.empty_like(query)
+    backend, found = TritonAttention(quick_launch), torch.empty_like(query)
 
     def run() -> None:
         backend.write(key, value, cache, held)

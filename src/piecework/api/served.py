@@ -14,6 +14,7 @@ from piecework.engine.served import Served
 from piecework.models.folder import KvSite, ModelFolder, Site, paged_sites
 from piecework.ops import AttentionBackend, ReferenceAttention
 from piecework.runtime.captured import Borrowed
+from piecework.seam.launch import quick_launch
 
 
 def serve_folder(
@@ -70,4 +71,4 @@ def attention_backend(device: str, sites: Sequence[KvSite]) -> AttentionBackend:
         return ReferenceAttention()
     from piecework.ops.triton_attention import TritonAttention, serves
 
-    return TritonAttention() if all(serves(site.head_dim) for site in sites) else ReferenceAttention()
+    return TritonAttention(quick_launch) if all(serves(site.head_dim) for site in sites) else ReferenceAttention()

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Geometry(NamedTuple):
+    """How keys lie in pages, and values like them; strides in elements."""
+
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    page_stride: int
+    slot_stride: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +63,12 @@ class PagedCache:
     def row_shape(self) -> tuple[int, int]:
         """[K, D] of one token."""
         return (self.pages.shape[3], self.pages.shape[4])
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """What launches over the pages depend on, beside their address."""
+        page_stride, slot_stride = self.pages.stride(1), self.pages.stride(2)
+        return Geometry(*self.row_shape, self.page_size, page_stride, slot_stride, self.pages.dtype)
 
     # The views are made once: a decode step would otherwise spend more on them than on its products.
     @cached_property

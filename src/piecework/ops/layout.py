@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -61,9 +61,9 @@ class Layout:
     device: torch.device
     masks: dict[tuple[int, int, int, int, int], Tensor] = field(default_factory=dict)
     gathers: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-    plans: dict[str, Any] = field(default_factory=dict)
+    plans: dict[Hashable, Any] = field(default_factory=dict)
 
-    def plan(self, name: str, make: Callable[[Layout], Plan]) -> Plan:
+    def plan(self, name: Hashable, make: Callable[[Layout], Plan]) -> Plan:
         """Return what a backend makes of the layout: made by its first layer, read by all."""
         if name not in self.plans:
             self.plans[name] = make(self)

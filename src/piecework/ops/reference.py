@@ -32,6 +32,11 @@ class AttentionRule:
     sinks: Tensor | None = None
 
     @property
+    def key(self) -> tuple[float, int, float, bool]:
+        """All of the rule but the sinks' own numbers."""
+        return self.scaling, self.sliding_window, self.softcap, self.sinks is not None
+
+    @property
     def is_plain(self) -> bool:
         return self.softcap == 0.0 and self.sinks is None
 

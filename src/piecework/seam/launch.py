@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,40 @@ def make_launcher(facts: Mapping[str, Any], path: Path, device: int | None = Non
     }
     exec(compile("\n".join(lines), "<launcher>", "exec"), names)
     return names["launcher"]  # type: ignore[no-any-return]
+
+
+_CODES = {"i1": "i", "i32": "i", "i64": "l", "u32": "I", "fp32": "f", "fp64": "d"}  # what torch's launcher calls them
+
+
+def quick_launch(binary: Any) -> Callable[[tuple[int, int, int], Sequence[Any]], None] | None:
+    """Return what launches a kernel that Triton compiled, on the current stream, by torch's own launcher.
+
+    It is called with a grid and all arguments, tensors as addresses, constants among them. None where the kernel takes
+    what only Triton's launcher passes.
+    """
+    source, facts = binary.src, binary.metadata
+    signature = getattr(source, "signature", None)
+    if signature is None or any(getattr(facts, name, 0) for name in _SPECIAL) or getattr(facts, "num_ctas", 1) != 1:
+        return None
+    kinds = [signature.get(name, "constexpr") for name in source.fn.arg_names]
+    positions = [index for index, kind in enumerate(kinds) if kind != "constexpr"]
+    codes = ["O" if kinds[index].startswith("*") else _CODES.get(kinds[index], "") for index in positions]
+    if "" in codes or len(positions) < 2:
+        return None
+    scratch = sum(hasattr(facts, name) for name in ("global_scratch_size", "profile_scratch_size"))
+    types, absent = "".join(codes) + "O" * scratch, (None,) * scratch
+    picked, device = operator.itemgetter(*positions), torch.cuda.current_device()
+    function, warps, shared = binary.function, facts.num_warps, facts.shared
+    launch, stream_of = torch._C._StaticCudaLauncher._launch_kernel, torch._C._cuda_getCurrentRawStream
+
+    def call(grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        launch(function, *grid, warps, shared, types, picked(arguments) + absent, stream_of(device))
+
+    return call
+
+
+# Scratch memory that a launch allocates, cooperative and dependent launches.
+_SPECIAL = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
 
 
 def _load(facts: Mapping[str, Any], path: Path, device: int) -> int:
