@@ -13,6 +13,7 @@ import piecework as pw
 from piecework.values.declaration import split_op
 
 NAME = "broken_bodies::turn"
+INSIDE = "broken_bodies::inside"  # the same, where no graph is cut
 KEPT = 8  # sizes up to this one keep the contract, whatever is broken
 Body = Callable[[Tensor, Tensor], Any]
 _library = torch.library.Library("broken_bodies", "FRAGMENT")
@@ -30,9 +31,11 @@ def good(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x * 2, y + 1
 
 
-_library.define("turn(Tensor x, Tensor y) -> (Tensor, Tensor)")
-_library.impl("turn", _turn, "CPU")
-torch.library.register_fake(NAME, lambda x, y: (torch.empty_like(x), torch.empty_like(y)), lib=_library)
+for _name in (NAME, INSIDE):
+    _short = _name.rpartition(":")[2]
+    _library.define(f"{_short}(Tensor x, Tensor y) -> (Tensor, Tensor)")
+    _library.impl(_short, _turn, "CPU")
+    torch.library.register_fake(_name, lambda x, y: (torch.empty_like(x), torch.empty_like(y)), lib=_library)
 split_op(NAME, capture="always")(_turn)
 
 
@@ -46,6 +49,17 @@ def _reshapes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     found = good(x, y)
     y.unsqueeze_(0)
     return found
+
+
+def _moves(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    found = good(x, y)
+    y.set_(y.clone())
+    return found
+
+
+def _gives_twice(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    both = torch.stack([x[0], *(x + y)])
+    return both[1:], both[:-1]  # rows that overlap
 
 
 # What a body does beyond `KEPT` rows, and what is said of it at `tokens=11`.
@@ -69,6 +83,12 @@ BROKEN: dict[str, tuple[Body, str]] = {
     "number": (lambda x, y: (x * 2, 3), "gives a result 1 of kind `int`, where its fake says `a tensor`"),
     "one": (lambda x, y: x * 2, "gives `1` results, where its fake says `2`"),
     "three": (lambda x, y: (x + 1, x + 2, x + 3), "gives `3` results, where its fake says `2`"),
+    "sparse": (
+        lambda x, y: ((x * 2).to_sparse(), y + 1),
+        "gives a result 0 of layout `sparse_coo`, where its fake says `strided`",
+    ),
+    "shared": (_gives_twice, "gives its results 0 and 1 the same memory"),
+    "moved": (_moves, "gives its argument `y` other memory"),
     "itself": (lambda x, y: (x, y + 1), "gives back its argument `x`, or a view of it, as its result 0"),
     "view": (lambda x, y: (x * 2, y.view(-1, 4)), "gives back its argument `y`, or a view of it, as its result 1"),
     "write": (_writes, "writes its argument `y`, which its schema does not say"),
@@ -77,7 +97,19 @@ BROKEN: dict[str, tuple[Body, str]] = {
         "leaves its argument `y` as `float32[1, 11, 4] strides[44, 4, 1]`, which was `float32[11, 4] strides[4, 1]`",
     ),
 }
-SEEN_AT_EVERY_CALL = ("dtype", "strides", "shape", "rows", "rank", "device", "nothing", "number", "one", "three")
+SEEN_AT_EVERY_CALL = (
+    "dtype",
+    "strides",
+    "shape",
+    "rows",
+    "rank",
+    "device",
+    "nothing",
+    "number",
+    "one",
+    "three",
+    "sparse",
+)
 
 
 @contextmanager
@@ -111,3 +143,20 @@ def compile_turns(store: Any, **options: Any) -> Any:
     return pw.compile(
         Turns(), (torch.randn(5, 4),), dynamic={"x": {0: "tokens"}}, options=pw.CompileOptions(**given), store=store
     )
+
+
+class Inside(nn.Module):
+    """Calls an operator that no graph is cut at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = torch.ops.broken_bodies.inside(x * 2, x * 3)
+        return one + two * 2
+
+
+def compile_inside(compiler: str) -> Any:
+    """Compile that model for 2 to 16 rows."""
+    given = {"ranges": ((2, 16),), "size_one": False, "max_num_batched_tokens": 16, "compiler": compiler}
+    return pw.compile(
+        Inside(), (torch.randn(5, 4),), dynamic={"x": {0: "tokens"}}, options=pw.CompileOptions(**given),
+        store=pw.MemoryStore(),
+    )  # fmt: skip

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 import piecework as pw
-from broken_bodies import BROKEN, NAME, SEEN_AT_EVERY_CALL, Turns, breaking, compile_turns
+from broken_bodies import (
+    BROKEN,
+    INSIDE,
+    NAME,
+    SEEN_AT_EVERY_CALL,
+    Inside,
+    Turns,
+    breaking,
+    compile_inside,
+    compile_turns,
+)
 from piecework.errors import ContractError
 
 
@@ -29,6 +39,18 @@ def test_no_piece_reads_what_a_fake_did_not_say(partition: str) -> None:
         for kind in SEEN_AT_EVERY_CALL:
             with breaking(kind):
                 refuse(made, BROKEN[kind][1])
+
+
+def test_an_operator_inside_a_piece_is_looked_at_at_every_call() -> None:
+    program = compile_inside("inductor")
+    x = torch.randn(11, 4)
+    for _ in range(3):
+        torch.testing.assert_close(program(x), Inside()(x))
+    for kind in ("dtype", "strides", "rows", "write"):
+        with breaking(kind), pytest.raises(ContractError) as raised:
+            program(x)
+        assert raised.value.message == f"operator `{INSIDE}` {BROKEN[kind][1]}"
+    torch.testing.assert_close(program(x), Inside()(x))
 
 
 def refuse(program: Any, said: str) -> None:

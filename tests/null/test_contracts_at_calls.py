@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import piecework as pw
-from broken_bodies import BROKEN, NAME, SEEN_AT_EVERY_CALL, Turns, breaking, compile_turns
+from broken_bodies import (
+    BROKEN,
+    INSIDE,
+    NAME,
+    SEEN_AT_EVERY_CALL,
+    Inside,
+    Turns,
+    breaking,
+    compile_inside,
+    compile_turns,
+)
 from capture_toys import captured
 from case_operators import compile_case, rows
 from piecework.errors import ContractError, PieceworkError
@@ -25,7 +35,9 @@ ROADS = [
 ]
 
 
-NOT_BY_TORCH = ("number", "one", "three")  # what its dispatcher refuses itself, where a body is called through it
+# Where a body is called through torch's dispatcher: what that refuses in its own words, and what it takes.
+NOT_BY_TORCH = {"number": "Unable to cast", "one": "Object of type 'Tensor' is not an instance of 'sequence'"}
+TAKEN_BY_TORCH = ("three",)
 
 
 def refuse_each(program: Any, without: Sequence[str] = ()) -> None:
@@ -47,9 +59,18 @@ def refuse_each(program: Any, without: Sequence[str] = ()) -> None:
 def test_a_broken_contract_is_named_before_a_result_is_given(road: dict[str, Any]) -> None:
     store = pw.MemoryStore()
     program = compile_turns(store, **road)
-    without = NOT_BY_TORCH if road.get("mode") == "trace_once" else ()
+    without = (*NOT_BY_TORCH, *TAKEN_BY_TORCH) if road.get("mode") == "trace_once" else ()
     refuse_each(program, without)
     refuse_each(pw.load(store, key=program.key, weights=program.weights), without)
+
+
+def test_what_the_dispatcher_refuses_is_a_broken_contract_too() -> None:
+    program = compile_turns(pw.MemoryStore(), compiler="eager", mode="trace_once")
+    for kind, said in NOT_BY_TORCH.items():
+        with breaking(kind), pytest.raises(ContractError) as raised:
+            program(torch.randn(11, 4))
+        assert raised.value.message.startswith(f"operator `{NAME}` gives what its schema does not say: `{said}"), kind
+        assert "as many results as the schema says" in raised.value.hint
 
 
 def test_results_are_looked_at_again_once_a_size_is_known() -> None:
@@ -96,25 +117,46 @@ class HandsOver(nn.Module):
         return one + two
 
 
-class Inside(nn.Module):
-    """Calls an operator that no graph is cut at."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, two = torch.ops.broken_inside.turn(x * 2, x * 3)
-        return one + two
-
-
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-def test_an_operator_inside_a_piece_is_looked_at_when_a_size_is_met(compiler: str) -> None:
-    library = torch.library.Library("broken_inside", "FRAGMENT")
-    library.define("turn(Tensor x, Tensor y) -> (Tensor, Tensor)")
-    library.impl("turn", lambda x, y: (x * 2, (y + 1).t().contiguous().t() if len(x) == 11 else y + 1), "CPU")
-    fake = lambda x, y: (torch.empty_like(x), torch.empty_like(y))  # noqa: E731
-    torch.library.register_fake("broken_inside::turn", fake, lib=library)
-    program = compile_case(Inside(), rows(5), options={"compiler": compiler, "split_ops": ()})
-    x = torch.randn(7, 4)
+def test_an_operator_inside_a_piece_is_looked_at_at_every_call(compiler: str) -> None:
+    program = compile_inside(compiler)
+    x, known = torch.randn(11, 4), torch.randn(7, 4)
+    for _ in range(3):
+        torch.testing.assert_close(program(known), Inside()(known))
+    for kind in ("dtype", "strides", "rows", "nothing", "number", "one", "write"):
+        with breaking(kind):
+            torch.testing.assert_close(program(known), Inside()(known))
+            with pytest.raises(ContractError) as raised:
+                program(x)
+            if kind not in NOT_BY_TORCH:
+                assert raised.value.message == f"operator `{INSIDE}` {BROKEN[kind][1]}, at `tokens=11`"
+    for _ in range(3):
+        torch.testing.assert_close(program(x), Inside()(x))
+    for kind in ("dtype", "strides", "rows", "nothing", "number", "one", "write"):
+        with breaking(kind), pytest.raises(ContractError) as raised:
+            program(x)
+        if kind not in NOT_BY_TORCH:
+            assert raised.value.message == f"operator `{INSIDE}` {BROKEN[kind][1]}"
     torch.testing.assert_close(program(x), Inside()(x))
-    with pytest.raises(
-        ContractError, match=r"result 1 of strides `\[1, 11\]`, where its fake says `\[4, 1\]`, at `tok"
-    ):
-        program(torch.randn(11, 4))
+
+
+def test_a_written_view_of_what_is_declared_written_is_no_fault() -> None:
+    library = torch.library.Library("broken_views", "FRAGMENT")
+    library.define("into(Tensor x, Tensor(a!) out) -> ()")
+    library.impl("into", _copy, "CPU")
+    torch.library.register_fake("broken_views::into", lambda x, out: None, lib=library)
+
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            both = torch.cat([x, x])
+            torch.ops.broken_views.into(both[: x.shape[0]], both[x.shape[0] :])
+            return both
+
+    program = compile_case(Halves(), rows(5), options={"split_ops": ()})
+    for _ in range(2):
+        x = torch.randn(7, 4)
+        torch.testing.assert_close(program(x), Halves()(x))
+
+
+def _copy(x: Tensor, out: Tensor) -> None:
+    out.copy_(x + 1)

@@ -38,14 +38,37 @@ class Nested(nn.Module):
         (None, "argument `x` is missing"),
         ([1, 2], "argument `x` is a `list`, not a plain tensor"),
         (torch.rand(7, 4, device="meta"), "argument `x` has device `meta`, the program was traced with `cpu`"),
+        (torch.rand(7, 4).to_sparse(), "argument `x` has layout `sparse_coo`, the program takes `strided`"),
     ],
-    ids=["dtype", "strides", "size", "rank", "none", "type", "device"],
+    ids=["dtype", "strides", "size", "rank", "none", "type", "device", "sparse"],
 )  # fmt: skip
 def test_what_differs_from_the_trace_is_named(x: object, words: str) -> None:
     program = compile_case(Plain(), rows(5))
     with pytest.raises(InputError) as raised:
         program(x)
     assert words in raised.value.message
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls both kinds beta
+def test_a_tensor_without_strides_or_sizes_is_named() -> None:
+    program = compile_case(Plain(), rows(5))
+    sparse, nested = torch.rand(7, 4).to_sparse_csr(), torch.nested.nested_tensor([[1.0]])
+    for x, layout in ((sparse, "sparse_csr"), (nested, "nested")):
+        with pytest.raises(InputError, match=f"argument `x` has layout `{layout}`, the program takes `strided`"):
+            program(x)
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.fresh(x * 2)
+
+
+def test_strides_on_which_no_element_depends_may_differ() -> None:
+    program = compile_case(Scales(), (torch.rand(4, 5).t(),))
+    for x in (torch.rand(1, 4), torch.rand(4, 1).t(), torch.rand(4, 7).t()):
+        assert torch.equal(program(x), Scales()(x))
+    with pytest.raises(InputError, match=r"strides `\[4, 1\]`, the program takes at this size `\[1, 7\]`"):
+        program(torch.rand(7, 4))
 
 
 def test_one_tensor_in_two_places_stays_one() -> None:

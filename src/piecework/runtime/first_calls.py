@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from piecework.errors import ContractError
-from piecework.seam.promises import at_sizes, is_recording
+from piecework.seam.contract_errors import at_sizes
+from piecework.seam.promises import is_recording
 
 Run = Callable[..., Any]
 _MOST_SIZES = 1 << 16  # pairs of sizes may be many: then they are met anew

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from piecework.seam.promises import Expected, at_sizes, differences, wrong, wrong_count
+from piecework.seam.contract_errors import at_sizes, wrong, wrong_count
+from piecework.seam.promises import Expected, differences
 from piecework.values.graph import NOTHING
 from piecework.values.signature import ScalarSpec, Size, TensorSpec, contiguous_stride, parse_spec
 

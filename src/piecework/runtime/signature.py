@@ -25,6 +25,9 @@ from piecework.runtime.promised import tests_of
 from piecework.values.shapes import Range
 from piecework.values.signature import BY_NAME, TensorSpec
 
+# What reading a value raises that is no tensor, or one without sizes or strides.
+_UNLIKE = "(AttributeError, IndexError, KeyError, RuntimeError, TypeError)"
+
 
 def compile_check(
     leaves: Sequence[Leaf],
@@ -46,8 +49,9 @@ def compile_check(
     lines += ["    try:"] + [f"        {leaf.name} = {leaf.path}" for leaf in leaves if leaf.name != leaf.path]
     tensors = [leaf for leaf in leaves if isinstance(leaf.spec, TensorSpec)]
     lines += [f"        {name} = {_place(places[0], leaves)}" for name, (places, _) in checked.symbols.items()]
-    lines += ["    except (AttributeError, IndexError, KeyError, TypeError): explain(" + _all(leaves) + "); raise"]
-    lines += [f"    if {_condition(tensors, leaves, checked)}: explain({_all(leaves)})"]
+    lines += [f"        differs = {_condition(tensors, leaves, checked)}"]
+    lines += [f"    except {_UNLIKE}: explain({_all(leaves)}); raise"]
+    lines += [f"    if differs: explain({_all(leaves)})"]
     lines += _dispatch(checked, [leaf.name for leaf in tensors if _has_gradient(leaf.spec)], elsewhere is not None)
     source = "\n".join(lines) + "\n"
     space: dict[str, Any] = {

@@ -14,6 +14,7 @@ from piecework.errors import BindError
 from piecework.seam.arena import StaticCode, split_static
 from piecework.seam.cut_text import TextRegion, cut_text
 from piecework.seam.promises import is_custom_name
+from piecework.seam.watched import held
 
 Piece = Callable[..., tuple[Any, ...]]
 _SplitKey = tuple[tuple[str, ...], frozenset[int], tuple[str, ...]]
@@ -37,7 +38,7 @@ class LoadedCode:
 
     def __init__(
         self, call: CodeType, names: Mapping[str, Any], weights: Sequence[str], prepare: Any = None, text: str = "",
-        *, source: Callable[[], str] | None = None,
+        *, source: Callable[[], str] | None = None, opaque: Mapping[str, str] | None = None, is_watched: bool = False,
     ) -> None:  # fmt: skip
         self._call = call
         self._names = dict(names)
@@ -48,7 +49,9 @@ class LoadedCode:
         self._splits: dict[_SplitKey, StaticCode | None] = {}
         self._inside: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._opaque: Mapping[str, str] = {}
+        self._opaque = dict(opaque or {})
+        self._called = {} if is_watched else custom_calls(self._names) | self._opaque
+        self._held = {name: held(operator, self._names[name]) for name, operator in self._called.items()}
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -63,22 +66,23 @@ class LoadedCode:
         """Return code that calls bodies in the places of operators, by `ns::op`; others stay as they are."""
         called = calls_of(self._names, bodies)
         names = self._names | {name: bodies[operator] for name, operator in called.items()}
-        made = LoadedCode(self._call, names, self._weights, self._prepare, self._text, source=self._source)
-        made._opaque = called
-        return made
+        return self._with(names, called)
 
     def watching(self, watch: Callable[[str, Any], Any]) -> LoadedCode | None:
         """Return code whose calls of operators that are not torch's own are what `watch(name, body)` makes of them.
 
         None where it makes no such call.
         """
-        called = custom_calls(self._names) | dict(self._opaque)
-        if not called:
+        if not self._called:
             return None
-        names = self._names | {name: watch(operator, self._names[name]) for name, operator in called.items()}
-        made = LoadedCode(self._call, names, self._weights, self._prepare, self._text, source=self._source)
-        made._opaque = self._opaque
-        return made
+        names = self._names | {name: watch(operator, self._names[name]) for name, operator in self._called.items()}
+        return self._with(names, self._opaque, is_watched=True)
+
+    def _with(self, names: Mapping[str, Any], opaque: Mapping[str, str], *, is_watched: bool = False) -> LoadedCode:
+        return LoadedCode(
+            self._call, names, self._weights, self._prepare, self._text,
+            source=self._source, opaque=opaque, is_watched=is_watched,
+        )  # fmt: skip
 
     def regions(self) -> tuple[TextRegion, ...]:
         """Cut the code at the operators whose bodies it was given."""
@@ -132,7 +136,7 @@ class LoadedCode:
     def _globals_for(self, weights: Sequence[Any]) -> dict[str, Any]:
         if len(weights) != len(self._weights):
             raise BindError(f"a piece takes {len(self._weights)} weights, `{len(weights)}` were given")
-        names = self._names | dict(zip(self._weights, weights, strict=True))
+        names = self._names | self._held | dict(zip(self._weights, weights, strict=True))
         device = next((w.device for w in weights if w.device.type == "cuda"), None)
         if device is not None:
             names["device_index"] = device.index

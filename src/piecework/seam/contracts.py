@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from piecework.seam.kinds import mutated_arguments, operator_name, storage_of
-from piecework.seam.promises import Before, check_results, expected_of, is_custom_name, refuse_shared
+from piecework.seam.promises import Before, call_body, check_results, expected_of, is_custom_name, refuse_shared
 from piecework.seam.shadow import ShadowRun
 
 
@@ -55,8 +55,8 @@ class CheckedRun(ShadowRun):
         arguments = list(_tensors(n, args, kwargs))
         written = {storage_of(self.env[node]) for node in mutated_arguments(n)}
         before = Before(arguments)
-        result = super().run_node(n)
         name = operator_name(n).partition(".")[0]
+        result = call_body(name, super().run_node, (n,), {})
         before.refuse_writes(name, written)
         refuse_shared(name, result, arguments)
         check_results(name, result, expected_of(n.meta.get("example_value"), self._size))

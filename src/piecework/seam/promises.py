@@ -6,6 +6,7 @@ Whoever runs bodies uses it: a trace, the first call of a program at each size, 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 
-from piecework.errors import ContractError
+from piecework.seam.contract_errors import broken, undeclared_write, wrong, wrong_count
 from piecework.seam.kinds import storage_of
+from piecework.values.overlap import is_overlapping
 
 OWN_SPACES = frozenset(("aten", "prims", "prim", "inductor", "higher_order", "_c10d_functional", "profiler"))
 _MOST_BYTES = 1 << 26
@@ -59,6 +61,7 @@ class Before:
         self._arguments = arguments
         self._copies = [_snapshot(tensor) for _, tensor in arguments]
         self._layouts = [_layout(tensor) for _, tensor in arguments]
+        self._memory = [storage_of(tensor) for _, tensor in arguments]
 
     def refuse_writes(self, name: str, written: Collection[int]) -> None:
         """Raise where the call wrote to memory that is not among `written`, as it is identified by `storage_of`.
@@ -66,12 +69,18 @@ class Before:
         What it wrote is put back first, unless the answer may come later.
         """
         doubts = _DOUBTS.get()
-        for (argument, tensor), old, layout in zip(self._arguments, self._copies, self._layouts, strict=True):
+        before = zip(self._arguments, self._copies, self._layouts, self._memory, strict=True)
+        for (argument, tensor), old, layout, memory in before:
             if _layout(tensor) != layout:
                 was, now = _described(layout), _described(_layout(tensor))
                 raise broken(
                     name, argument, f"leaves its argument `{argument}` as `{now}`, which was `{was}`",
                     "write to an argument's elements, and leave its shape and dtype as they are",
+                )  # fmt: skip
+            if storage_of(tensor) != memory:
+                raise broken(
+                    name, argument, f"gives its argument `{argument}` other memory",
+                    "write to an argument's elements, as in `copy_`: whoever holds a view of it reads the old memory",
                 )  # fmt: skip
             if storage_of(tensor) in written:
                 continue
@@ -113,12 +122,33 @@ def is_recording() -> bool:
     return any(getattr(mode, "is_recording", False) for mode in _get_current_function_mode_stack())
 
 
-def undeclared_write(name: str, argument: str) -> ContractError:
-    """Return the error of an operator that writes what it does not declare."""
-    return broken(
-        name, argument, f"writes its argument `{argument}`, which its schema does not say",
-        f"mark it in the schema, as in `Tensor(a!) {argument}`, or write to a copy",
-    )  # fmt: skip
+def call_body(name: str, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a body; what torch's dispatcher says of results that are not the schema's is said as ContractError."""
+    try:
+        return body(*args, **kwargs)
+    except (RuntimeError, TypeError) as error:
+        said = str(error).splitlines()[0] if str(error) else ""
+        if not _NOT_BY_SCHEMA.match(said) or not _is_torch_s_own(error):
+            raise
+        raise broken(
+            name, "result", f"gives what its schema does not say: `{said[:120]}`",
+            "let the body return as many results as the schema says, each a tensor where it says so, and none for `()`",
+        ) from error  # fmt: skip
+
+
+# What torch's dispatcher says of a Python body's results that it cannot take.
+_NOT_BY_SCHEMA = re.compile(
+    r"Unable to cast |Object of type '.*' is not an instance of 'sequence'|Expected PythonKernelHolder for "
+)
+
+
+def _is_torch_s_own(error: BaseException) -> bool:
+    """Tell whether torch raised an error itself, not a body that it called."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    file = place.tb_frame.f_code.co_filename if place is not None else ""
+    return file in (__file__, torch._ops.__file__)
 
 
 def check_results(name: str, result: Any, expected: Sequence[Expected | None]) -> None:
@@ -137,7 +167,9 @@ def check_results(name: str, result: Any, expected: Sequence[Expected | None]) -
 
 
 def refuse_shared(name: str, result: Any, arguments: Arguments, aliased: Collection[str] = ()) -> None:
-    """Raise where a result lies in the memory of an argument; of those in `aliased` the schema says that one may.
+    """Raise where a result lies in the memory of an argument, or shares an element with another result.
+
+    Of the arguments in `aliased` the schema says that a result may lie in one.
 
     Tensors:
         result     [...]  any
@@ -151,6 +183,12 @@ def refuse_shared(name: str, result: Any, arguments: Arguments, aliased: Collect
                 raise broken(
                     name, argument, f"gives back its argument `{argument}`, or a view of it, as its {what}",
                     "return a tensor of its own, as in `.clone()`: what shares memory must stand in the graph",
+                )  # fmt: skip
+        for other, earlier in enumerate(outputs[:index] if not aliased else ()):
+            if _is_shared(output, earlier) and is_overlapping(output, earlier):
+                raise broken(
+                    name, what, f"gives its results {other} and {index} the same memory",
+                    "return a tensor of its own for each, as in `.clone()`: pieces take them for two",
                 )  # fmt: skip
 
 
@@ -170,6 +208,9 @@ def differences(output: Any, wanted: Expected | None) -> Iterator[tuple[str, Any
     if output.device.type != wanted.device:
         yield "device", wanted.device, output.device.type
     shape = wanted.shape
+    if output.layout is not torch.strided:
+        yield "layout", "strided", str(output.layout).removeprefix("torch.")
+        return
     if len(shape) != output.dim() or any(s is not None and s != o for s, o in zip(shape, output.shape, strict=True)):
         yield "shape", [s if s is not None else "?" for s in shape], list(output.shape)
         return
@@ -178,39 +219,11 @@ def differences(output: Any, wanted: Expected | None) -> Iterator[tuple[str, Any
         yield "strides", list(wanted.stride), list(output.stride())
 
 
-def wrong(name: str, what: str, kind: str, fake: Any, got: Any) -> ContractError:
-    """Return the error of a result that is not what the operator's fake says."""
-    error = broken(
-        name, what, f"gives a {what} of {kind} `{got}`, where its fake says `{fake}`",
-        "let the function registered with `register_fake` describe what the body returns",
-    )  # fmt: skip
-    error.facts |= {"fake": fake, "got": got}
-    return error
-
-
-def wrong_count(name: str, got: int, expected: int) -> ContractError:
-    """Return the error of an operator that gives another number of results than its fake."""
-    return broken(
-        name, "result", f"gives `{got}` results, where its fake says `{expected}`",
-        "let the function registered with `register_fake` return as many results as the body",
-    )  # fmt: skip
-
-
-def broken(name: str, argument: str, what: str, hint: str) -> ContractError:
-    """Return the error of an operator that does what was not promised of it."""
-    return ContractError(f"operator `{name}` {what}", hint=hint, facts={"operator": name, "argument": argument})
-
-
-def at_sizes(error: ContractError, sizes: Mapping[str, int]) -> ContractError:
-    """Return the error with the sizes at which it was found."""
-    if not sizes or "sizes" in error.facts:
-        return error
-    where = ", ".join(f"`{name}={size}`" for name, size in sizes.items())
-    return ContractError(f"{error.message}, at {where}", hint=error.hint, facts={**error.facts, "sizes": dict(sizes)})
-
-
-def _is_shared(output: Any, tensor: Tensor) -> bool:
-    return isinstance(output, Tensor) and bool(output.numel()) and storage_of(output) == storage_of(tensor)
+def _is_shared(output: Any, tensor: Any) -> bool:
+    pair = (output, tensor)
+    if not all(isinstance(one, Tensor) and one.layout is torch.strided and one.numel() for one in pair):
+        return False
+    return storage_of(output) == storage_of(tensor)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from piecework.errors import ContractError, PieceworkError
 from piecework.seam.contracts import faults_of_registration
 from piecework.seam.kinds import storage_of
-from piecework.seam.promises import Before, check_results, expected_of, is_custom_name, refuse_shared
+from piecework.seam.promises import Before, call_body, check_results, expected_of, is_custom_name, refuse_shared
 
 _MOST_ELEMENTS = 1 << 24
 
@@ -75,7 +75,7 @@ def _check_call(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         (n, leaf) for n, value in pairs for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)
     ]
     before = Before(arguments)
-    result = func(*own, **own_kwargs)
+    result = call_body(name, func, own, own_kwargs)
     before.refuse_writes(name, {storage_of(tensor) for argument, tensor in arguments if argument in written})
     with FakeTensorMode() as mode:
         fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (own, own_kwargs))

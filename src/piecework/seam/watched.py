@@ -1,6 +1,7 @@
 """Bodies that are held to their operator's contract while a program runs: what it is called with, and what it gives.
 
-A program runs so the first time it meets a size, and goes on with the bodies themselves.
+A program runs so the first time it meets a size, and goes on with the bodies themselves. Those inside pieces stay held
+to their fakes, as no line of the program's own code sees their results.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from piecework.errors import TraceError
+from piecework.seam.contract_errors import undeclared_write
 from piecework.seam.kinds import storage_of
 from piecework.seam.names import find
-from piecework.seam.promises import Before, Expected, check_results, expected_of, is_recording, refuse_shared
+from piecework.seam.promises import Before, Expected, call_body, check_results, expected_of, is_recording, refuse_shared
 from piecework.seam.shadow import fake_of
 
 Body = Callable[..., Any]
@@ -39,7 +41,7 @@ def watched(name: str, body: Body, *, with_fake: bool = True) -> Body:
         arguments = list(_tensors(names, args, kwargs))
         expected = _expected(fake, args, kwargs) if fake is not None else None
         before = None if schema is None or is_recording() else Before(arguments)
-        result = body(*args, **kwargs)
+        result = call_body(short, body, args, kwargs)
         if before is not None:
             before.refuse_writes(short, {storage_of(tensor) for name, tensor in arguments if name in is_written})
         refuse_shared(short, result, arguments, aliased)
@@ -48,6 +50,76 @@ def watched(name: str, body: Body, *, with_fake: bool = True) -> Body:
         return result
 
     return call
+
+
+def held(name: str, body: Body) -> Body:
+    """Return a body whose results are held against the fake of the operator `name`, at each layout of a call once.
+
+    A layout is that of the results at the arguments' shapes, so that a result which changes later is looked at again.
+    What is written undeclared is seen by torch's counter of versions, which tensors of an inference do not have.
+    """
+    fake = fake_of(name)
+    known: set[Any] = set()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = _leaves([*args, *kwargs.values()] if kwargs else args)
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        before = _versions(tensors)
+        result = call_body(name, body, args, kwargs)
+        if before != _versions(tensors):
+            _refuse_written(name, body, args, kwargs, before)
+        try:
+            results = () if result is None else result if isinstance(result, _SEVERAL) else (result,)
+            layouts = (
+                *[value.shape if isinstance(value, Tensor) else value for value in given],
+                *[(one.dtype, one.shape, one.stride(), one.device) for one in results],
+            )
+            if layouts in known:
+                return result
+        except (AttributeError, RuntimeError):  # a result that is no tensor, or one without strides
+            layouts = ()
+        if is_recording() or fake is None:
+            return result
+        expected = _expected(fake, args, kwargs)
+        if expected is not None:
+            check_results(name, result, expected)
+        if len(known) >= _MOST_LAYOUTS:
+            known.clear()
+        known.add(layouts)
+        return result
+
+    return call
+
+
+_MOST_LAYOUTS = 1 << 12
+_SEVERAL = (tuple, list)
+
+
+def _leaves(values: Sequence[Any]) -> Sequence[Any]:
+    for value in values:
+        if isinstance(value, _SEVERAL):
+            return [one for each in values for one in (_leaves(each) if isinstance(each, _SEVERAL) else (each,))]
+    return values
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return []  # one of an inference counts none
+
+
+def _refuse_written(name: str, body: Body, args: Any, kwargs: Any, before: Sequence[int]) -> None:
+    """Raise where a tensor whose version moved is none that the schema says to be written, nor a view of one."""
+    schema = _schema(body if isinstance(body, _OPERATORS) else _operator(name))
+    if schema is None:
+        return
+    is_written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    arguments = list(_tensors([argument.name for argument in schema.arguments], args, kwargs))
+    declared = {storage_of(tensor) for argument, tensor in arguments if argument in is_written}
+    for (argument, tensor), old in zip(arguments, before, strict=False):
+        if tensor._version != old and storage_of(tensor) not in declared:
+            raise undeclared_write(name, argument)
 
 
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
