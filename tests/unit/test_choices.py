@@ -87,6 +87,7 @@ NONSENSE: dict[Any, dict[str, tuple[Any, ...]]] = {
         "max_num_sequences": (0, 1.5), "max_num_batched_tokens": (1, NAN), "max_length": (-1,), "page_size": (0, True),
         "num_pages": (-1,), "memory_fraction": (-0.1, 1.5, NAN, "1"), "share_prefixes": (1,), "enforce_eager": (None,),
         "wait_for": ("", "later"), "compile_nice": (20, -1), "idle_ms": (-1, NAN, INF), "rank_timeout_s": (0, NAN),
+        "step_ahead": ("yes", True),
     },
     SamplingParameters: {
         "max_tokens": (0, -1, 1.5, True), "min_tokens": (-1, 17), "temperature": (-1, NAN, INF, "1"),

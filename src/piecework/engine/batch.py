@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from piecework.engine.scheduler import Scheduled
 from piecework.models.folder import MIN_ROWS
 from piecework.ops import AttentionBackend, PagedCache, Step
+from piecework.ops.numbers import on_device
 from piecework.values.ladder import ladder
 
 SIZES = (2, 4, 6, 8, 12, 16, 24, 32)
@@ -57,13 +60,38 @@ class Batch:
     num_tokens: int
     is_decode: bool
 
-    @property
+    @cached_property
     def sampled(self) -> tuple[Scheduled, ...]:
         return tuple(each for each in self.scheduled if each.is_sampled)
 
     @property
     def size(self) -> int:
         return self.input_ids.shape[1]
+
+
+def _flatten(scheduled: Sequence[Scheduled], page_size: int) -> tuple[list[int], ...]:
+    """Return a step's token ids, positions and slots, where sequences start, and which rows are chosen from.
+
+    Last come the places whose tokens are pending, and where among the coming ones each of these is.
+    """
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts, rows, targets, sources = [0], [], [], []
+    for each in scheduled:
+        sequence, start, end = each.sequence, each.start, each.end
+        ids += sequence.token_ids[start:end]
+        if end > len(sequence.token_ids):
+            targets.append(len(ids))
+            sources.append(sequence.pending)
+            ids.append(0)
+        positions += range(start, end)
+        pages = sequence.pages
+        slots += [pages[at // page_size] * page_size + at % page_size for at in range(start, end)]
+        starts.append(len(ids))
+        if each.is_sampled:
+            rows.append(len(ids) - 1)
+    return ids, positions, slots, starts, rows, targets, sources
 
 
 def make_batch(
@@ -73,24 +101,17 @@ def make_batch(
     device: str | torch.device,
     backend: AttentionBackend | None = None,
     sizes: Sequence[int] = SIZES,
+    coming: Tensor | None = None,
 ) -> Batch:
     """Lay the tokens of a step in a row, those of each sequence together, and pad to one of `sizes`.
 
-    For a backend whose decode steps are recorded whole, padding rows are sequences too, of no tokens.
+    For a backend whose decode steps are recorded whole, padding rows are sequences too, of no tokens. Tokens that are
+    pending are `coming`: they go to their places on the device.
+
+    Tensors:
+        coming  [N]  i64  what the step before chose
     """
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    starts = [0]
-    rows: list[int] = []
-    for each in scheduled:
-        sequence = each.sequence
-        ids += sequence.token_ids[each.start : each.end]
-        positions += range(each.start, each.end)
-        slots += [sequence.pages[at // page_size] * page_size + at % page_size for at in range(each.start, each.end)]
-        starts.append(len(ids))
-        if each.is_sampled:
-            rows.append(len(ids) - 1)
+    ids, positions, slots, starts, rows, targets, sources = _flatten(scheduled, page_size)
     is_decode = all(each.num_tokens == 1 for each in scheduled)
     size = padded_size(len(ids), sizes)
     padding = [0] * (size - len(ids))
@@ -106,8 +127,14 @@ def make_batch(
         backend=backend,
     )
     rows += [rows[0] if rows else 0] * ((size if is_decode else MIN_ROWS) - len(rows))
-    whole = torch.tensor([*ids, *padding, *positions, *padding, *rows]).to(device)  # one copy for all three
-    input_ids, position_ids, kept = whole.split([size, size, len(rows)])
+    parts = (ids, padding, positions, padding, rows, targets, sources)
+    whole = on_device(array("q", [number for part in parts for number in part]), device)  # one copy for all
+    input_ids, position_ids, kept, places, origins = whole.split(
+        [size, size, len(rows), len(targets), len(sources)]
+    )
+    if targets:
+        assert coming is not None, "a token is pending because a step chose it"
+        input_ids.index_copy_(0, places, coming.index_select(0, origins))
     return Batch(
         scheduled=tuple(scheduled),
         input_ids=input_ids[None],

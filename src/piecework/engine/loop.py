@@ -1,27 +1,46 @@
-"""The engine: a step chooses a batch, runs it, chooses the next tokens, and tells what came."""
+"""The engine: a step chooses a batch, runs it, chooses the next tokens, and tells what came.
+
+On a GPU it runs one step ahead: a step is launched while the tokens of the one before it are on their way to the host.
+It takes these tokens on the device; the host needs them only to choose its own, and to see what has ended. A sequence
+that is found to have ended has a row in the step that was launched already: that row is thrown away.
+"""
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from piecework.engine.answers import Answers
 from piecework.engine.batch import Batch, make_batch, padded_sizes
 from piecework.engine.generate import allocate_caches
 from piecework.engine.grammar import Grammars
 from piecework.engine.memory import choose_pages, longest_sequence
-from piecework.engine.options import EngineOptions, Status
+from piecework.engine.options import OFF, ON, EngineOptions, Status
 from piecework.engine.pages import PagePool
-from piecework.engine.sampler import Chosen, choose
+from piecework.engine.sampler import Choosing, start_choosing
 from piecework.engine.scheduler import Scheduled, Scheduler
-from piecework.engine.sequence import FinishReason, Output, Request, Sequence, TokenLogprobs, sequences_of
+from piecework.engine.sequence import Output, Request, Sequence, sequences_of
 from piecework.engine.served import Others, Runner, Served
-from piecework.engine.text import TextStream
 from piecework.engine.tiers import CAPTURED, Tiers
 from piecework.errors import EngineError, OptionError
 from piecework.events import ignore
 from piecework.ops import PagedCache
 
 REHEARSED_TOKENS = 33
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step whose tokens are on their way: those of `sequences`, in order, and the tier that it ran on."""
+
+    sequences: tuple[Sequence, ...]
+    choosing: Choosing
+    tier: int
 
 
 class Engine:
@@ -63,8 +82,9 @@ class Engine:
         self.max_length = longest_sequence(served, self.options, num_pages)
         self.tiers.most_pages = -(-self.max_length // self.options.page_size)
         self.grammars = Grammars(served.tokenizer, served.vocabulary_size, served.end_of_sequence)
-        self._texts: dict[tuple[str, int], TextStream] = {}
-        self._open: dict[str, int] = {}
+        self.answers = Answers(served, self.scheduler)
+        self._flight: Flight | None = None
+        self.is_ahead = runs_ahead(self.options, served.device, self.others)
         self._aborted: list[Output] = []
         self._order = 0
         self._num_steps = self._num_prompt = self._num_generated = self._num_cached = 0
@@ -72,7 +92,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do or tell anything."""
-        return self.scheduler.has_work or bool(self._aborted)
+        return self.scheduler.has_work or bool(self._aborted) or self._flight is not None
 
     @property
     def has_background_work(self) -> bool:
@@ -108,15 +128,14 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Put a request in the line. Raises OptionError where it can never be answered."""
         self.check(request)
-        if request.id in self._open:
-            raise OptionError(f"request `{request.id}` is under way already", hint="give each request an id of its own")
+        self.answers.refuse_second(request)
         sequences = sequences_of(request, self._order)
         self._order += len(sequences)
-        self._open[request.id] = len(sequences)
         schema = request.parameters.json_schema
         for sequence in sequences:
             sequence.constraint = self.grammars.start(schema) if schema else None
-            self._texts[request.id, sequence.index] = TextStream(self.served.tokenizer, request.parameters.stop)
+            sequence.limit = min(sequence.limit, self.max_length)
+        self.answers.open(sequences)
         self.scheduler.add(sequences)
 
     def check(self, request: Request) -> None:
@@ -144,16 +163,30 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now and free what it holds; one that has ended already is left alone."""
         for sequence in self.scheduler.find(request_id):
-            self._aborted.append(self._finish(sequence, (), "", "abort"))
+            self._aborted.append(self.answers.abort(sequence, self.tiers.used))
 
     def step(self) -> list[Output]:
-        """Run one step; return what it added to each answer that got on."""
+        """Run one step; return what came of it, or of the one before where steps run ahead."""
         if self.others is not None:
             self.others.beat()
         outputs, self._aborted = self._aborted, []
-        scheduled = self.scheduler.schedule()
-        if scheduled:
-            outputs += self._run(scheduled)
+        flight, self._flight = self._flight, None
+        scheduled = self.scheduler.schedule() if flight is None else self.scheduler.schedule_ahead()
+        if scheduled is None:  # there are too few pages: what is on its way may end answers that hold some
+            outputs += self._land(flight)
+            flight, scheduled = None, self.scheduler.schedule()
+        if not scheduled:
+            outputs += self._land(flight)
+        else:
+            batch = self._batch(scheduled, flight.choosing.tokens if flight is not None else None)
+            logits = self.runner.run(batch)
+            self._count(batch)
+            self.scheduler.advance(scheduled)
+            outputs += self._land(flight)
+            self._flight = self._choose(batch, logits)
+        if not self.is_ahead:
+            outputs += self._land(self._flight)
+            self._flight = None
         self.tiers.between(is_idle=False)
         return outputs
 
@@ -173,18 +206,29 @@ class Engine:
         if self.tiers.trouble:
             raise EngineError(f"what was to be waited for is not there: {self.tiers.trouble}", hint="serve without it")
 
-    def _run(self, scheduled: list[Scheduled]) -> list[Output]:
-        batch = self._batch(scheduled)
-        logits = self.runner.run(batch)
-        self._count(batch)
-        self.scheduler.advance(scheduled)
-        sampled = [each.sequence for each in batch.sampled]
-        if not sampled:
-            return []
-        chosen = choose(logits, sampled, self.served.end_of_sequence)
-        return [self._add(sequence, token) for sequence, token in zip(sampled, chosen, strict=True)]
+    def _choose(self, batch: Batch, logits: Tensor) -> Flight | None:
+        """Have the next tokens chosen; what came before them is known by now."""
+        sequences = tuple(each.sequence for each in batch.sampled)
+        if all(sequence.is_ended for sequence in sequences):
+            return None
+        choosing = start_choosing(logits, sequences, self.served.end_of_sequence)
+        for row, sequence in enumerate(sequences):
+            sequence.pending = row
+        return Flight(sequences, choosing, self.tiers.used)
 
-    def _batch(self, scheduled: Iterable[Scheduled]) -> Batch:
+    def _land(self, flight: Flight | None) -> list[Output]:
+        """Wait for the tokens of a step, and add each to its answer, if that goes on."""
+        if flight is None:
+            return []
+        outputs = []
+        for sequence, chosen in zip(flight.sequences, flight.choosing.read(), strict=True):
+            if not sequence.is_ended:
+                self.scheduler.seal(sequence)
+                outputs.append(self.answers.add(sequence, chosen, flight.tier))
+        self._num_generated += len(outputs)
+        return outputs
+
+    def _batch(self, scheduled: Iterable[Scheduled], coming: Tensor | None = None) -> Batch:
         served, options = self.served, self.options
         return make_batch(
             tuple(scheduled),
@@ -193,6 +237,7 @@ class Engine:
             served.device,
             served.backend,
             self._sizes,
+            coming,
         )
 
     def _rehearse(self, num_tokens: int) -> None:
@@ -203,7 +248,7 @@ class Engine:
             return
         most = self.served.vocabulary_size or 2
         sequence = Sequence(Request("rehearsal", tuple(7919 * n % most for n in range(count))), 0, -1, 0)
-        sequence.pages = [self.pool.take() for _ in range(needed)]
+        sequence.pages = array("i", [self.pool.take() for _ in range(needed)])
         scheduled = (Scheduled(sequence, 0, count),)
         self.tiers.run(self._batch(scheduled))
         for page in sequence.pages:
@@ -211,8 +256,9 @@ class Engine:
 
     def close(self) -> None:
         """Let go of all requests and of the pages' memory; nothing may be called afterwards."""
-        for request_id in list(self._open):
+        for request_id in self.answers.names:
             self.abort(request_id)
+        self._flight = None
         self.tiers.close()
         self.caches = {}
         if self.others is not None:
@@ -225,70 +271,15 @@ class Engine:
 
     def _count(self, batch: Batch) -> None:
         self._num_steps += 1
-        self._num_generated += len(batch.sampled)
         for each in batch.scheduled:
-            if not each.sequence.num_generated:
+            if each.sequence.length == each.sequence.num_prompt:
                 self._num_prompt += each.num_tokens
                 if each.start == each.sequence.num_cached:
                     self._num_cached += each.start
 
-    def _add(self, sequence: Sequence, chosen: Chosen) -> Output:
-        """Add a token to an answer, and see whether it ends there."""
-        parameters = sequence.parameters
-        sequence.append(chosen.token_id)
-        stream = self._texts[sequence.request.id, sequence.index]
-        logprobs = None if chosen.logprobs is None else (chosen.logprobs,)
-        is_long_enough = sequence.num_generated >= parameters.min_tokens
-        is_end = chosen.token_id in self.served.end_of_sequence and not parameters.ignore_eos
-        if is_end or chosen.token_id in parameters.stop_token_ids:
-            reason = None if is_end else chosen.token_id
-            return self._finish(sequence, (chosen.token_id,), stream.end(), "stop", reason, logprobs)
-        text, stop = stream.add(chosen.token_id, may_stop=is_long_enough)
-        if stop is not None:
-            return self._finish(sequence, (chosen.token_id,), text, "stop", stop, logprobs)
-        constraint = sequence.constraint
-        if constraint is not None and (constraint.is_complete or constraint.fault):
-            ended: FinishReason = "abort" if constraint.fault else "stop"
-            return self._finish(sequence, (chosen.token_id,), text + stream.end(), ended, None, logprobs)
-        if sequence.num_generated >= parameters.max_tokens or len(sequence.token_ids) >= self.max_length:
-            return self._finish(sequence, (chosen.token_id,), text + stream.end(), "length", None, logprobs)
-        return self._output(sequence, (chosen.token_id,), text, logprobs=logprobs)
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        token_ids: tuple[int, ...],
-        text: str,
-        finish_reason: FinishReason,
-        stop_reason: str | int | None = None,
-        logprobs: tuple[TokenLogprobs, ...] | None = None,
-    ) -> Output:
-        self.scheduler.finish(sequence)
-        name = sequence.request.id
-        del self._texts[name, sequence.index]
-        self._open[name] -= 1
-        if not self._open[name]:
-            del self._open[name]
-        return self._output(sequence, token_ids, text, finish_reason, stop_reason, logprobs)
-
-    def _output(
-        self,
-        sequence: Sequence,
-        token_ids: tuple[int, ...],
-        text: str,
-        finish_reason: FinishReason | None = None,
-        stop_reason: str | int | None = None,
-        logprobs: tuple[TokenLogprobs, ...] | None = None,
-    ) -> Output:
-        return Output(
-            request_id=sequence.request.id,
-            index=sequence.index,
-            token_ids=token_ids,
-            text=text,
-            logprobs=logprobs,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            num_prompt_tokens=sequence.num_prompt,
-            num_cached_tokens=sequence.num_cached,
-            tier=self.tiers.used,
-        )
+def runs_ahead(options: EngineOptions, device: str, others: Others | None) -> bool:
+    """Tell whether steps run ahead: on a GPU, which would wait for the host. Other ranks are sent known tokens."""
+    if options.step_ahead == OFF or others is not None:
+        return False
+    return options.step_ahead == ON or torch.device(device).type == "cuda"

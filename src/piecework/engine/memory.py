@@ -8,6 +8,7 @@ alone counts.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -100,7 +101,7 @@ def _prepare(served: Served, options: EngineOptions, lengths: list[tuple[int, in
     scheduled, first = [], 0
     for index, ((length, num_rows), pages) in enumerate(zip(lengths, needed, strict=True)):
         sequence = Sequence(Request(f"profile-{index}", (0,) * length), 0, index, 0)
-        sequence.pages = list(range(first, first + pages))
+        sequence.pages = array("i", range(first, first + pages))
         first += pages
         scheduled.append(Scheduled(sequence, length - num_rows, num_rows))
     batch = make_batch(scheduled, caches, options.page_size, served.device, served.backend)

@@ -9,6 +9,7 @@ from piecework.choices import by_name, number, one_of, truth, whole
 from piecework.errors import OptionError
 
 NOW, COMPILED, CAPTURED = "now", "compiled", "captured"
+AUTO, ON, OFF = "auto", "on", "off"
 BYTES = "bytes"
 WAITS = (NOW, COMPILED, CAPTURED)
 
@@ -32,6 +33,7 @@ class EngineOptions:
     enforce_eager: bool = _option(False, "serve eager code alone: nothing is compiled or captured")
     wait_for: str = _option(NOW, "now, compiled or captured: what is there before the first answer")
     compile_nice: int = _option(10, "how far the compile process stands back for everything else, 0 to 19")
+    step_ahead: str = _option(AUTO, "launch a step before the last one's tokens are read: auto (on a GPU), on or off")
     idle_ms: float = _option(50.0, "time that work in gaps between steps may take at a time")
     rank_timeout_s: float = _option(300.0, "silence after which a rank takes the others for gone")
 
@@ -54,6 +56,7 @@ class EngineOptions:
                 hint="a step holds one token of every sequence, and some of a prompt that comes in",
             )
         one_of("wait_for", self.wait_for, WAITS)
+        one_of("step_ahead", self.step_ahead, (AUTO, ON, OFF))
         if self.enforce_eager and self.wait_for != NOW:
             raise OptionError(
                 f"`wait_for={self.wait_for}` has no meaning beside `enforce_eager`", hint="leave one of the two out"

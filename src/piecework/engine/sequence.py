@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
+from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
@@ -154,7 +156,9 @@ class Constraint(Protocol):
 class Sequence:
     """One answer under way: its tokens so far, how many of them lie computed in its pages, and which pages those are.
 
-    `order` is its place in the line: smaller came earlier.
+    `order` is its place in the line: smaller came earlier. `limit` is the length at which it ends whatever comes.
+    `pending` says that its next token was chosen and is not known to the host yet: it is the token's row among those
+    that the step under way chose, -1 where there is none.
     """
 
     def __init__(self, request: Request, index: int, order: int, seed: int) -> None:
@@ -165,7 +169,11 @@ class Sequence:
         self.token_ids: list[int] = list(request.prompt_ids)
         self.num_computed = 0
         self.num_cached = 0
-        self.pages: list[int] = []
+        self.num_sealed = 0
+        self.limit = len(self.token_ids) + request.parameters.max_tokens
+        self.pending = -1
+        self.is_ended = False
+        self.pages: array[int] = array("i")
         self.digests: list[bytes] = []
         self.counts: Counter[int] = Counter()
         self.constraint: Constraint | None = None
@@ -183,12 +191,23 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def length(self) -> int:
+        """Tokens that there are, one that the host does not know yet included."""
+        return len(self.token_ids) + (self.pending >= 0)
+
+    @property
     def num_remaining(self) -> int:
-        """Tokens that are known and not computed: 1 while the answer is decoded."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens that there are and that are not computed: 1 while the answer is decoded."""
+        return self.length - self.num_computed
+
+    @cached_property
+    def prompt_tokens(self) -> array[int]:
+        """The tokens of the prompt, each once."""
+        return array("q", dict.fromkeys(self.request.prompt_ids))
 
     def append(self, token_id: int) -> None:
         """Add a token that was chosen."""
+        self.pending = -1
         self.token_ids.append(token_id)
         self.counts[token_id] += 1
         if self.constraint is not None:

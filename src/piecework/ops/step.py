@@ -7,6 +7,7 @@ never see each other's.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from torch import Tensor
 from piecework.errors import StepError
 from piecework.ops.cache import PagedCache
 from piecework.ops.layout import DeviceLayout, Layout, lay_out
+from piecework.ops.numbers import on_device
 from piecework.ops.reference import AttentionBackend, ReferenceAttention
 
 Hook = Callable[[str, str], None]
@@ -189,12 +191,19 @@ def _as_tensors(lists: StepLists, states: Sequence[int], device: torch.device) -
     Tensors:
         ->  [T], [B+1], [B], [B, M], [B]  i32
     """
-    width = max((len(pages) for pages in lists.page_table), default=0)
-    table = [page for pages in lists.page_table for page in (*pages, *[0] * (width - len(pages)))]
-    parts = (lists.slots, lists.query_starts, lists.sequence_lengths, table, states)
-    whole = torch.tensor([number for part in parts for number in part], dtype=torch.int32).to(device)
-    slots, starts, lengths, pages, state = whole.split([len(part) for part in parts])
-    return slots, starts, lengths, pages.view(len(lists.page_table), width), state
+    width = max(map(len, lists.page_table), default=0)
+    numbers, blank = array("i"), array("i", [0]) * width
+    parts = (lists.slots, lists.query_starts, lists.sequence_lengths, states)
+    for part in parts:
+        numbers.extend(part)
+    for own in lists.page_table:
+        numbers.extend(own)
+        numbers.extend(blank[len(own) :])
+    whole = on_device(numbers, device)
+    slots, starts, lengths, state, table = whole.split(
+        [*(len(part) for part in parts), len(lists.page_table) * width]
+    )
+    return slots, starts, lengths, table.view(len(lists.page_table), width), state
 
 
 _CURRENT: ContextVar[Step | None] = ContextVar("piecework_step", default=None)
