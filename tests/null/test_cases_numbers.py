@@ -41,6 +41,7 @@ VALUES: dict[str, Forward] = {
     "root": lambda self, x: x.double() * x.shape[0] ** -0.5,
     "sine": lambda self, x: x.double() * math.sin(x.shape[0]),
     "larger": lambda self, x: x * max(x.shape[0] / 2, 8.5),
+    "quotient and rest": lambda self, x: ops.fresh(x) * divmod(x.shape[0], 7)[0] - divmod(x.shape[0] * 0.5, 3)[1],
 }
 
 
@@ -105,11 +106,6 @@ REFUSED: dict[str, tuple[Forward, type[Exception], str]] = {
         GuardError,
         r"is declared dynamic, and the model fixes it to `\d+` at {}:\d+",
     ),
-    "pair of a division": (
-        lambda self, x: x * divmod(x.shape[0], 16)[0],
-        TraceError,
-        r"forward fails at {}:\d+",
-    ),
     "float of a size in the result": (
         lambda self, x: (x * 2, x.shape[0] / 2),
         TraceError,
@@ -147,3 +143,19 @@ def test_a_number_that_may_be_a_size_or_not_is_refused() -> None:
 
     with pytest.raises(TraceError, match="holds the number `5`, which is the size `tokens` or only equal"):
         compile_case(OwnSizesOnly(), (rows(5)[0], torch.tensor([2, 3])))
+
+
+AS_VALUES: dict[str, Forward] = {
+    "index": lambda self, x: x * [2, 3][x.shape[0] > 16],
+    "argument": lambda self, x: x.sum(1, keepdim=x.shape[0] > 1),
+    "one of many arguments": lambda self, x: x.sort(0, descending=x.shape[0] > 1).values,
+}
+
+
+@pytest.mark.parametrize("forward", AS_VALUES.values(), ids=AS_VALUES)
+def test_a_condition_that_the_tracer_takes_for_no_value_is_refused_with_what_to_write(forward: Forward) -> None:
+    with pytest.raises(TraceError, match=rf"a condition on a size stands where .* at {HERE}:\d+") as raised:
+        compile_case(model(forward), rows(5), options=OPTIONS)
+    assert "`1 if … else 0`" in raised.value.hint
+    written = model(lambda self, x: x * [2, 3][1 if x.shape[0] > 16 else 0])
+    assert len(assert_serves(written, rows, sizes=(1, 2, 16, 17, HIGH), options=OPTIONS).sides) == 2

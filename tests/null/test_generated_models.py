@@ -86,6 +86,7 @@ FREE = [
     "h = h + h[: math.ceil(n / {k})].sum(0)",
     "h = h * math.trunc(n / 3) - n**0.5 + math.floor(n * 0.1 * 10)",
     "h = h * torch.tensor([n / {k}, 1.0, 2.0, n])",
+    "whole, rest = divmod(n, {k} + 1)\n        h = h * whole - rest",
 ]
 BOUND = [
     "if n > {m}:\n            h = ops.fresh(h)",

@@ -19,6 +19,7 @@ from torch import fx
 from piecework.errors import ContractError, TraceError
 from piecework.seam.contracts import CheckedRun, calls_operators
 from piecework.seam.guard_notes import GuardNote, all_notes, notes_of
+from piecework.seam.number_functions import teach_tracer
 from piecework.seam.shadow import ShadowRun, shadow_run
 from piecework.seam.torch_phases import observe_torch
 from piecework.seam.trace_failures import explain
@@ -143,6 +144,7 @@ def _capture(
 ) -> tuple[Capture, Any]:
     import torch._dynamo
 
+    teach_tracer()
     found: list[Capture] = []
     guards: list[GuardNote] = []
 

@@ -25,6 +25,9 @@ _CONSTANT = re.compile(
 
 _CACHED = re.compile(r'functools\.py", line \d+, in __get__\n +with self\.lock')
 
+# A comparison of sizes is no `bool` to torch's tracer: it takes none as an argument, an index or a method's owner.
+_TRUTH = re.compile(r"SymBool")
+
 _HINTS = (
     (
         r"builtin operator `print`",
@@ -59,6 +62,12 @@ def explain(error: Exception, declared: Sequence[Declared] = ()) -> TraceError |
     place, facts = _place(text)
     if "ConstraintViolation" in type(error).__name__:
         return _fixed(text, declared)
+    if _TRUTH.search(_said(text)):
+        return TraceError(
+            f"a condition on a size stands where torch's tracer takes a plain value{place}",
+            hint="write `True if … else False`, or `1 if … else 0`, in its place, or branch on it: `if …:`",
+            facts=facts,
+        )  # fmt: skip
     failed = _FAILED.search(text) or _RAISED.search(text)
     first = _first(text, error, declared)
     is_unsupported = type(error).__name__ in ("Unsupported", "UserError") and "Observed exception" not in text
@@ -72,6 +81,11 @@ def explain(error: Exception, declared: Sequence[Declared] = ()) -> TraceError |
         return TraceError(f"forward fails{place}: {first}", hint=hint, facts=facts)
     hint = next((hint for words, hint in _HINTS if re.search(words, text)), advice)
     return TraceError(f"the model does not trace to one full graph{place}: {first}", hint=hint, facts=facts)
+
+
+def _said(text: str) -> str:
+    """Return what torch says, without the user's own lines."""
+    return text.partition("from user code:")[0]
 
 
 def _place(text: str) -> tuple[str, dict[str, Any]]:
