@@ -1,4 +1,4 @@
-"""Weights that a build draws: in memory of their own, and large ones on a GPU in the same memory without being equal."""
+"""Weights that a build draws: in memory of their own; large ones on a GPU in the same memory, without being equal."""
 
 from __future__ import annotations
 

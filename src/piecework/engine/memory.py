@@ -72,13 +72,18 @@ def meter_of(device: str) -> Meter | None:
 def profile_step(served: Served, options: EngineOptions, meter: Meter) -> int:
     """Run the largest step once, on pages of its own, and choose its tokens; return the bytes that it took.
 
-    Small steps come first, in which kernels of our own are compiled where no cache has them. Raises CompileForbidden
-    where the largest step still compiles anything: it would again while requests wait.
+    Small steps come first, in which kernels of our own are compiled where no cache has them: of one sequence, and of so
+    many that their keys are not split. Raises CompileForbidden where the largest step still compiles anything: it would
+    again while requests wait.
     """
     longest = min(limit for limit in (options.max_length, served.max_positions, REHEARSED_LENGTH) if limit)
     for num_rows in (1, REHEARSED_ROWS):
         for length in (num_rows, longest):
             _prepare(served, options, [(length, min(length, num_rows))])()
+    few_heads = min((site.num_kv_heads for site in served.sites), default=1)
+    many = min(-(-WANTED_PROGRAMS // few_heads), options.max_num_batched_tokens - 1)
+    for last in (1, 2):
+        _prepare(served, options, [(1, 1)] * (many - 1) + [(last, last)])()
     count = options.max_num_sequences
     each, more = divmod(options.max_num_batched_tokens, count)
     lengths = [each + (index < more) for index in range(count)]

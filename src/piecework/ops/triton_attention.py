@@ -20,13 +20,12 @@ from piecework.ops.cache import Geometry, PagedCache
 from piecework.ops.layout import DeviceLayout, Layout
 from piecework.ops.reference import AttentionRule
 from piecework.ops.triton_attention_kernels import attend, combine, write
-from piecework.ops.triton_launch import Kernel, Launch, Quick, by_triton
+from piecework.ops.triton_launch import WANTED_PROGRAMS, Kernel, Launch, Quick, by_triton
 
 TILE = 64  # query vectors of a tile: rows times the heads of a group
 ROW_TILE = 16  # the same where each sequence has one row; a product of matrices takes no fewer
 KEYS = 64  # keys that a tile looks at together
 MOST_SPLITS = 16
-WANTED_PROGRAMS = 256  # about two for each multiprocessor of a large GPU
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ Grid = tuple[int, int, int]
 Call = Callable[[Grid, Sequence[Any]], None]
 Quick = Callable[[Any], Call | None]
 """Makes of a binary what launches it with addresses and numbers, constants among them; None where that cannot be."""
+WANTED_PROGRAMS = 256  # of a launch: about two for each multiprocessor of a large GPU; work is split to have as many
 _ALIGNMENT = 16  # bytes: an address that is no multiple of it gets a binary of its own
 
 

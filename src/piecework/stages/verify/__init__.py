@@ -105,7 +105,8 @@ class Verification:
             return Verdict(UNTRIED, f"it does not load here: {error.message}")
         except Exception as error:  # noqa: BLE001  text that a compiler wrote may fail in any way
             return Verdict(FAILED, f"it does not load: `{type(error).__name__}: {error}`", {"verified": "failed"})
-        is_filling = _fills_gpu(self._source, self._piece)
+        if is_filling := _fills_gpu(self._source, self._piece):
+            torch.cuda.empty_cache()  # of what the compiler left
         widened = Widened(DEVICE_BYTES if is_filling else math.inf)
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         yield
@@ -114,6 +115,7 @@ class Verification:
             return (yield from _try_all(self._piece, box, loaded, self._source, origin, fork, widened))
         finally:
             if is_filling:  # before the next artifact is compiled: its kernels are tuned on memory of their own
+                del loaded, widened
                 self._source = self._piece = None
                 torch.cuda.empty_cache()
 
