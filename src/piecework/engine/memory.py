@@ -24,6 +24,7 @@ from piecework.engine.scheduler import Scheduled
 from piecework.engine.sequence import Request, Sequence
 from piecework.engine.served import Served, call_step
 from piecework.errors import EngineError
+from piecework.ops.triton_launch import WANTED_PROGRAMS
 from piecework.seam.cuda import CudaDevice
 from piecework.seam.forbid import forbid_compilation
 
