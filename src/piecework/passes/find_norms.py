@@ -1,13 +1,14 @@
 """Find norms by the root of the mean square, however a model spells them.
 
-The pattern is anchored at the root: `rsqrt(mean(h * h, -1, keepdim) + epsilon)`, times `h`, with `h` in float32. A
-weight is one row of the same width. What rounds where decides whether it is our operator, which rounds to the
-weight's dtype before the product, and to the row's dtype after it:
+The pattern is anchored at the root (`find_roots`), which scales the very row whose mean square it is of, in float32; or
+it is torch's own `rms_norm`. A weight is one row of the same width. What rounds where decides whether it is our
+operator, which rounds to the weight's dtype before the product, and to the row's dtype after it:
 
     cast to the row's dtype, then times a weight of that dtype        rms_norm(x, weight)
     times a float32 weight (or `1 + weight` in float32), then cast    rms_norm(x, weight)
     times a narrower weight in float32, then cast                     rms_norm(x, weight.float())
     cast alone                                                        rms_norm(x, None)
+    torch's own, which weighs in float32 and rounds once              rms_norm(x, weight.float())
 
 Anything else (a cast that is missing, a weight that is wider than the row) is another function and stays as it is.
 """
@@ -16,99 +17,86 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
+from piecework.passes.find_roots import DIVISIONS, Root, root_of
 from piecework.passes.found import Found
 from piecework.passes.reading import (
     Miss,
+    argument,
     called,
     dtype_of,
-    either,
+    form_of,
     is_cast,
     is_vector_of,
     last_size,
     only_user,
     pair,
-    part_of_last,
     spec_of,
     uncast,
 )
+from piecework.values.signature import TensorSpec
 
 _PRODUCTS = ("mul",)
 
 
 def find_rms_norm(node: fx.Node) -> Found | None:
-    """Find a norm whose root is this node."""
-    root = _root(node)
+    """Find a norm whose root is this node, or that this node is."""
+    if called(node) == "rms_norm" and not form_of(node):
+        return _whole(node)
+    root = root_of(node)
     if root is None:
         return None
-    precise, epsilon, variance_size, inside = root
-    scaled = only_user(node)
-    if called(scaled) not in _PRODUCTS or not {precise, uncast(precise)} & set(pair(scaled)):
-        raise Miss(f"`{node.name}` scales another tensor than the one whose mean square it is of")
+    precise, scaled = root.row, only_user(root.end)
+    _require_scaled(scaled, root)
     x = precise.args[0] if is_cast(precise) else precise
     width, dtype = last_size(x), dtype_of(x)
     end, weight, products = _tail(scaled, dtype, width)
-    through = [node, scaled, *products, *inside]
-    if precise is not x and len(set(precise.users) - set(through)) == 0:
+    through = [scaled, *products, *root.inside]
+    if precise is not x and set(precise.users) <= set(through):
         through.append(precise)
-    arguments = (x, weight, epsilon, variance_size)
+    arguments = (x, weight, root.epsilon, root.variance_size)
     needs_cast = weight is not None and dtype_of(weight) != "float32" and _weighs_precisely(end, scaled, dtype)
     own = tuple(each for each in dict.fromkeys(through) if each is not end)
     return Found(end, "rms_norm", arguments, own, weight_cast=1 if needs_cast else None)
 
 
-def _root(node: fx.Node) -> tuple[Any, float, int | None, list[fx.Node]] | None:
-    """Read `rsqrt(mean(h * h) + epsilon)`: h, epsilon, the part whose mean is taken, and the nodes in between."""
-    if called(node) != "rsqrt" or spec_of(node) is None:
-        return None
-    total: Any = node.args[0]
-    if called(total) != "add":
-        return None
-    operands = either(total, lambda each: called(each) == "mean")
-    if operands is None or not isinstance(operands[1], float | int):
-        return None
-    mean, epsilon = operands
-    square = _mean_of_last(mean)
-    part = _squared(square)
-    if part is None:
-        return None
-    precise, variance_size = part, None
-    inside = [total, mean, square]
-    taken = part_of_last(part)
-    if taken is not None and taken[1] == 0 and is_part_read_alone(part, square):
-        precise, variance_size = taken[0], taken[2]
-        inside.append(part)
-    if dtype_of(precise) != "float32":
-        raise Miss(f"the mean square is taken in `{dtype_of(precise)}`")
-    return precise, float(epsilon), variance_size, inside
+def _require_scaled(scaled: fx.Node, root: Root) -> None:
+    """Raise a miss unless a root scales the row whose mean square it is of, in float32 or promoted to it."""
+    rows = {root.row, uncast(root.row)}
+    if is_cast(root.row) and dtype_of(scaled) == "float32":
+        rows.add(root.row.args[0])  # a product with a float32 root is taken in float32, of the same values
+    takes = called(scaled) in (DIVISIONS if root.divides else _PRODUCTS)
+    operands = pair(scaled) if takes else (None, None)
+    if not rows & set(operands) or (root.divides and operands[1] is not root.end):
+        raise Miss(f"`{root.end.name}` scales another tensor than the one whose mean square it is of")
 
 
-def is_part_read_alone(part: fx.Node, square: fx.Node) -> bool:
-    """Tell whether a part of a row is read for its mean square and for nothing else."""
-    return set(part.users) == {square}
+def _whole(node: fx.Node) -> Found | None:
+    """Read torch's own norm: in float32 over the last dimension, weighed there, rounded once."""
+    x: Any = node.args[0]
+    spec, dims = spec_of(x), argument(node, 1, "normalized_shape")
+    if spec is None or spec.dtype not in ("float32", "bfloat16", "float16"):
+        raise Miss(f"`{node.name}` norms `{dtype_of(x)}`")
+    if not isinstance(dims, tuple | list) or len(dims) != 1:
+        raise Miss(f"`{node.name}` is no norm over the last dimension alone")
+    weight, epsilon = argument(node, 2, "weight"), argument(node, 3, "eps")
+    if weight is not None and dtype_of(weight) not in ("float32", spec.dtype):
+        raise Miss(f"the weight is `{dtype_of(weight)}` where the row is `{spec.dtype}`")
+    if not _lies_alike(spec, spec_of(node)):
+        raise Miss(f"`{node.name}` lies in another way than `{x.name}`")
+    least = torch.finfo(torch.float32).eps if epsilon is None else epsilon
+    needs_cast = weight is not None and dtype_of(weight) != "float32"
+    return Found(node, "rms_norm", (x, weight, float(least), None), (), weight_cast=1 if needs_cast else None)
 
 
-def _mean_of_last(mean: Any) -> Any:
-    """Return what the mean over the last dimension is taken of."""
-    dims = mean.args[1] if len(mean.args) > 1 else mean.kwargs.get("dim")
-    keeps = mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim")
-    spec = spec_of(mean.args[0])
-    last = (-1, len(spec.shape) - 1) if spec is not None else ()
-    dim = dims[0] if isinstance(dims, tuple | list) and len(dims) == 1 else dims
-    if dim not in last or keeps is not True or mean.kwargs.get("dtype") is not None:
-        raise Miss(f"`{mean.name}` is no mean over the last dimension that keeps it")
-    return mean.args[0]
-
-
-def _squared(square: Any) -> Any:
-    """Return what is squared, or None."""
-    name = called(square)
-    if name == "pow" and square.args[1:] in ((2,), (2.0,)):
-        return square.args[0]
-    if name == "square" or (name == "mul" and len(square.args) == 2 and square.args[0] is square.args[1]):
-        return square.args[0]
-    return None
+def _lies_alike(given: TensorSpec, made: TensorSpec | None) -> bool:
+    """Tell whether torch's norm lays its result out as our operator does, which goes by its argument."""
+    if made is None or given.stride is None or given.stride == made.stride:
+        return made is not None and given.stride == made.stride
+    falls = [each for each in given.stride if isinstance(each, int)]
+    return made.stride is None and len(falls) == len(given.stride) and falls == sorted(falls, reverse=True)
 
 
 def _tail(scaled: fx.Node, dtype: str, width: Any) -> tuple[fx.Node, Any, list[fx.Node]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from piecework.ops.operators import operators
-from piecework.passes.reading import Miss, call, form_of, replace, require_private
+from piecework.passes.reading import Miss, call, form_of, replace, require_private, require_unseen_layout
 from piecework.seam.kinds import mutated_arguments, storage_of
 from piecework.values.graph import TracedGraph
 
@@ -49,6 +49,7 @@ def rewrite_found(
                     continue
                 require_private(found.inside, {*found.inside, found.node})
                 order.require_unwritten(found)
+                require_unseen_layout(found.node)
             except Miss as miss:
                 misses.append(f"{node.name}: {miss}")
                 continue
@@ -112,7 +113,8 @@ class _Order:
         """Raise a miss where an argument is written after the pattern read it and before our operator would."""
         read = [argument for argument in found.arguments if isinstance(argument, fx.Node)]
         places = [self._place[node] for node in found.inside if node in self._place]
-        first, last = min(places, default=0), self._place[found.node]
+        last = self._place[found.node]
+        first = min(places, default=last)
         memory = {storage_of(node.meta.get("example_value")): node for node in read}
         for index, written in self._writes:
             if first <= index <= last and written in memory:

@@ -100,6 +100,19 @@ def require_private(nodes: Collection[fx.Node], inside: Collection[fx.Node]) -> 
             raise Miss(f"`{stranger.name}` reads `{node.name}` too")
 
 
+_LAYOUT_READERS = ("view", "as_strided", "view_as", "stride")
+
+
+def require_unseen_layout(node: fx.Node) -> None:
+    """Raise a miss where it is seen that a value lies in an order of its own, which an operator need not keep."""
+    spec = spec_of(node)
+    if spec is None or spec.stride is None:
+        return
+    for user in node.users:
+        if user.op == "output" or called(user) in _LAYOUT_READERS:
+            raise Miss(f"`{user.name}` sees that `{node.name}` lies in strides {list(spec.stride)}")
+
+
 def is_vector_of(node: Any, width: Any) -> bool:
     """Tell whether a node gives one row of a width."""
     found = spec_of(node)
@@ -177,9 +190,11 @@ def replace(node: fx.Node, made: fx.Node) -> None:
 
 def drop(node: fx.Node) -> None:
     """Erase a call that nothing reads, and what was computed for it alone."""
-    if node.users or not node.op.startswith("call") or mutated_arguments(node):
-        return
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        drop(source)
+    waiting, gone = [node], set()
+    while waiting:
+        each = waiting.pop()
+        if each in gone or each.users or not each.op.startswith("call") or mutated_arguments(each):
+            continue
+        waiting += each.all_input_nodes
+        each.graph.erase_node(each)
+        gone.add(each)  # two that go may read one value
