@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.fusion_soak
 
-Runs what `make test-soak` runs of the fusion cases and of the sixteen architectures; `--xml FILE …` takes what such runs
+Runs what `make test-soak` runs of the fusion cases and the sixteen architectures; `--xml FILE …` takes what such runs
 wrote with `--junitxml` instead.
 """
 
