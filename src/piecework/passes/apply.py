@@ -11,7 +11,16 @@ from typing import Any
 from torch import fx
 
 from piecework.errors import PassError, PieceworkError
-from piecework.passes.lint import contract_of, crossing_values, fault_of, fault_of_piece, lines_of, shorten
+from piecework.passes.lint import (
+    contract_of,
+    crossing_values,
+    fault_of,
+    fault_of_form,
+    fault_of_piece,
+    lines_of,
+    shorten,
+)
+from piecework.passes.snapshot import forget_changed, moved_write, snapshot_of
 from piecework.seam.propagate import count_conditions, refresh_vals, refresh_values
 from piecework.values.graph import TracedGraph
 from piecework.values.rewriting import FunctionalPiece, GraphPass, PassReport, PassStep, Rewritten, digest_of
@@ -22,20 +31,21 @@ def apply_passes(traced: TracedGraph, passes: Sequence[GraphPass]) -> tuple[Trac
     steps = []
     for one in passes:
         started, before, contract = time.perf_counter_ns(), lines_of(traced.graph), contract_of(traced)
-        read, known = _read_weights(traced), count_conditions(traced.graph)
+        read, known, was = _read_weights(traced), count_conditions(traced.graph), snapshot_of(traced.graph)
         found = _call(one, traced, before, traced.graph)
         changed = found.graph
         if not isinstance(changed, TracedGraph):
             raise _error(one, f"it returned a `{type(changed).__name__}` for the graph", before, traced.graph)
+        _require_form(one, changed.graph, before)
         try:
-            fresh = refresh_values(changed.graph, changed.bindings, known)
+            fresh = refresh_values(changed.graph, changed.bindings, known, forget_changed(was, changed.graph))
         except PieceworkError:
             raise
         except Exception as error:
             reason = f"the graph does not run any more: `{type(error).__name__}: {str(error).strip()[:300]}`"
             raise _error(one, reason, before, changed.graph) from error
         traced = _without(changed, read - _read_weights(changed))
-        fault = fault_of(contract, traced)
+        fault = fault_of(contract, traced) or moved_write(was, traced.graph)
         if not fault and fresh:
             fault = f"it holds for some sizes only: `{fresh[0]}`"
         if fault:
@@ -65,11 +75,13 @@ class PieceRewriting:
         steps = []
         for one in self._passes:
             started, before, crossing = time.perf_counter_ns(), lines_of(graph), crossing_values(graph)
+            was = snapshot_of(graph)
             found = _call(one, FunctionalPiece(graph), before, graph)
             if not isinstance(found.graph, FunctionalPiece) or found.graph.graph is not graph:
                 raise _error(one, "a pass on a piece edits the graph that it is handed", before, graph)
+            _require_form(one, graph, before)
             try:
-                refresh_vals(graph)
+                refresh_vals(graph, forget_changed(was, graph))
             except Exception as error:
                 reason = f"the piece does not run any more: `{type(error).__name__}: {str(error).strip()[:300]}`"
                 raise _error(one, reason, before, graph) from error
@@ -90,7 +102,16 @@ def _call(one: GraphPass, value: Any, before: tuple[str, ...], graph: fx.Graph) 
         raise _error(one, f"it raised `{type(error).__name__}: {str(error).strip()[:300]}`", before, graph) from error
     if not isinstance(found, Rewritten):
         raise _error(one, f"it returned a `{type(found).__name__}`", before, graph)
+    for lines in (found.matches, found.misses):
+        if not isinstance(lines, tuple | list) or not all(isinstance(line, str) for line in lines):
+            raise _error(one, f"its matches or misses are `{lines!r}`, and not lines of text", before, graph)
     return found
+
+
+def _require_form(one: GraphPass, graph: fx.Graph, before: tuple[str, ...]) -> None:
+    fault = fault_of_form(graph)
+    if fault:
+        raise _error(one, fault, before, graph)
 
 
 def _step(one: GraphPass, found: Rewritten, before: tuple[str, ...], after: tuple[str, ...], started: int) -> PassStep:

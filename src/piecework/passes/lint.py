@@ -6,7 +6,7 @@ and dtype, or the regions on the other side of the cut would read what is not th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,13 @@ from piecework.values.graph import TracedGraph
 
 @dataclass(frozen=True)
 class Contract:
-    """What a graph's surroundings rely on: results and written inputs, each by its name and as text."""
+    """What a graph's surroundings rely on: results and written inputs, each by its name and as text.
+
+    `sources` says which results are an input itself, or an earlier result.
+    """
 
     results: tuple[str, ...]
+    sources: tuple[str, ...]
     inputs: tuple[tuple[str, str], ...]
     written: frozenset[str]
 
@@ -36,14 +40,28 @@ def contract_of(traced: TracedGraph) -> Contract:
     given = [n for n in graph.find_nodes(op="placeholder") if not traced.bindings[n.name].is_static]
     return Contract(
         tuple(_spec(each) for each in results),
+        tuple(_sources(results)),
         tuple((node.name, _spec(node)) for node in given),
         frozenset(node.name for node in written_placeholders(graph)),
     )
 
 
+def _sources(results: Sequence[Any]) -> Iterator[str]:
+    """Tell for each result which input, or earlier result, it is itself: the caller tells that from a copy.
+
+    Views are not followed: a traced value may be told to lie apart from what it is a view of.
+    """
+    seen: dict[Any, str] = {}
+    for index, each in enumerate(results):
+        is_input = isinstance(each, fx.Node) and each.op == "placeholder"
+        yield f"`{each.name}`" if is_input else seen.get(each, "a value of its own")
+        if isinstance(each, fx.Node):
+            seen.setdefault(each, f"result {index}")
+
+
 def fault_of(before: Contract, traced: TracedGraph) -> str:
     """Say what is wrong with a whole graph after a pass, or nothing."""
-    fault = _shape_of_graph(traced)
+    fault = _fault_of_nodes(traced)
     if fault:
         return fault
     after = contract_of(traced)
@@ -52,6 +70,9 @@ def fault_of(before: Contract, traced: TracedGraph) -> str:
     for index, (old, new) in enumerate(zip(before.results, after.results, strict=True)):
         if old != new:
             return f"result {index} is `{new}`, it was `{old}`"
+    for index, (own, other) in enumerate(zip(before.sources, after.sources, strict=True)):
+        if own != other:
+            return f"result {index} is {other}, it was {own}"
     known = dict(before.inputs)
     for name, spec in after.inputs:
         if known.get(name) != spec:
@@ -62,12 +83,24 @@ def fault_of(before: Contract, traced: TracedGraph) -> str:
     return ""
 
 
-def _shape_of_graph(traced: TracedGraph) -> str:
-    """Say what makes a graph unusable by the stages after it."""
+def fault_of_form(graph: fx.Graph) -> str:
+    """Say why nothing more can be asked of a graph, or nothing: it ends in one list of results, and holds together."""
+    outputs = graph.find_nodes(op="output")
+    last = next(iter(reversed(graph.nodes)), None)
+    if last is None or list(outputs) != [last]:
+        return f"it has {len(outputs)} outputs, where one is due, as the last node"
+    results = last.args[0]
+    if not isinstance(results, list | tuple):
+        return f"its output is `{results}`, and no list of results"
     try:
-        traced.graph.lint()
+        graph.lint()
     except (RuntimeError, ValueError, AssertionError) as error:
         return f"the graph is not well formed: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _fault_of_nodes(traced: TracedGraph) -> str:
+    """Say what makes a graph unusable by the stages after it."""
     for node in traced.graph.nodes:
         if node.op == "placeholder" and node.name not in traced.bindings:
             return f"input `{node.name}` has no binding: a pass that adds a weight says how it is made"
@@ -98,10 +131,6 @@ def crossing_values(graph: fx.Graph) -> dict[str, str]:
 
 def fault_of_piece(before: dict[str, str], graph: fx.Graph) -> str:
     """Say which value that crosses a cut is another than before, or nothing."""
-    try:
-        graph.lint()
-    except (RuntimeError, ValueError, AssertionError) as error:
-        return f"the graph is not well formed: {str(error).splitlines()[0]}"
     after = crossing_values(graph)
     for name in [*before, *after]:
         if before.get(name) != after.get(name):
@@ -126,7 +155,7 @@ def lines_of(graph: fx.Graph) -> tuple[str, ...]:
     lines += [
         f"{node.name} = {_call(node, names)}    # {_note(node)}" for node in graph.nodes if node.op.startswith("call")
     ]
-    return (*lines, f"return {graph.output_node().args[0]}")
+    return (*lines, *(f"return {node.args[0]}" for node in graph.find_nodes(op="output")))
 
 
 def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:

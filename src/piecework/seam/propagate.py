@@ -5,7 +5,7 @@ Only what is new or reads something that changed is computed, so that a pass cos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,10 @@ def count_conditions(graph: fx.Graph) -> int:
     return len(mode.shape_env.guards) if mode is not None and mode.shape_env is not None else 0
 
 
-def refresh_values(graph: fx.Graph, bindings: Mapping[str, Binding], known: int) -> list[str]:
-    """Compute what new and changed nodes give; return the conditions on sizes beyond the first `known`, as text.
+def refresh_values(
+    graph: fx.Graph, bindings: Mapping[str, Binding], known: int, edited: Collection[fx.Node] = ()
+) -> list[str]:
+    """Compute what new and `edited` nodes give; return the conditions on sizes beyond the first `known`, as text.
 
     A node keeps its value where what is computed anew has the same spec and shares no memory with what changed.
     """
@@ -64,7 +66,7 @@ def refresh_values(graph: fx.Graph, bindings: Mapping[str, Binding], known: int)
     with as_traced(graph), _modes_closed(numbers):
         for node in graph.nodes:
             if node.op.startswith("call"):
-                _refresh(node, changed, numbers, table)
+                _refresh(node, changed, numbers, table, node in edited)
     guards = shape_env.guards[known:] if shape_env is not None else []
     return [str(table.text(guard.expr)) for guard in guards]
 
@@ -86,12 +88,14 @@ def _function(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", "")) if node.op == "call_function" else ""
 
 
-def _refresh(node: fx.Node, changed: set[fx.Node], numbers: dict[fx.Node, Any], table: SymbolTable) -> None:
+def _refresh(
+    node: fx.Node, changed: set[fx.Node], numbers: dict[fx.Node, Any], table: SymbolTable, is_edited: bool
+) -> None:
     if node.meta.get("number"):
         numbers[node] = _run(node, numbers)
         return
     old = node.meta.get("example_value", _MISSING)
-    is_known = old is not _MISSING and changed.isdisjoint(node.all_input_nodes)
+    is_known = old is not _MISSING and not is_edited and changed.isdisjoint(node.all_input_nodes)
     if is_state(node):
         numbers[node] = _run(node, numbers)  # the nodes up to its end are computed as they were traced
         return
@@ -99,7 +103,8 @@ def _refresh(node: fx.Node, changed: set[fx.Node], numbers: dict[fx.Node, Any], 
         return
     new = _run(node, numbers)
     spec = table.spec(new) if new is not None else ScalarSpec("int")
-    if old is not _MISSING and spec == node.meta.get("spec") and not _shares(new, node, changed):
+    same = old is not _MISSING and spec == node.meta.get("spec")
+    if same and not _shares(new, node, changed) and not (is_edited and _memory(new) != _memory(old)):
         return
     node.meta["example_value"] = new
     if new is not None:
@@ -119,8 +124,12 @@ def _run(node: fx.Node, numbers: Mapping[fx.Node, Any]) -> Any:
 
 def _shares(new: Any, node: fx.Node, changed: set[fx.Node]) -> bool:
     """Tell whether a value lies in the memory of an input that was replaced: its views must name the new one."""
-    own = {storage_of(item) for item in (new if isinstance(new, tuple | list) else (new,))} - {0}
+    own = _memory(new)
     return any(storage_of(v.meta.get("example_value")) in own for v in node.all_input_nodes if v in changed)
+
+
+def _memory(value: Any) -> set[int]:
+    return {storage_of(item) for item in (value if isinstance(value, tuple | list) else (value,))} - {0}
 
 
 def _sizes_by_name(graph: fx.Graph, shape_env: Any) -> dict[str, Any]:
@@ -159,8 +168,8 @@ def _table(graph: fx.Graph, sizes: Mapping[str, Any]) -> SymbolTable:
     return SymbolTable(names)
 
 
-def refresh_vals(graph: fx.Graph) -> None:
-    """Compute what new and changed nodes of a functional ATen graph give, under `meta["val"]`."""
+def refresh_vals(graph: fx.Graph, edited: Collection[fx.Node] = ()) -> None:
+    """Compute what new and `edited` nodes of a functional ATen graph give, under `meta["val"]`."""
     mode = next((v.fake_mode for n in graph.nodes if hasattr(v := n.meta.get("val"), "fake_mode")), None)
     if mode is None:
         return
@@ -169,7 +178,7 @@ def refresh_vals(graph: fx.Graph) -> None:
         for node in graph.nodes:
             if not node.op.startswith("call") or node.meta.get("unbacked_bindings"):
                 continue
-            if "val" not in node.meta or not changed.isdisjoint(node.all_input_nodes):
+            if "val" not in node.meta or node in edited or not changed.isdisjoint(node.all_input_nodes):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda inner: inner.meta.get("val"))
                 node.meta["val"] = node.target(*args, **kwargs)
                 changed.add(node)
