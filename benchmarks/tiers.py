@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40, help="requests of the eager run, and after the swap")
     parser.add_argument("--compiler", default="inductor")
     parser.add_argument("--threads", default="", help="OMP_NUM_THREADS of the server; empty leaves it to torch")
-    parser.add_argument("--nice", type=int, default=10, help="how far the compile process stands back")
+    parser.add_argument("--nice", type=int, default=19, help="how far the compile process stands back")
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "tiers.json")
     arguments = parser.parse_args()
     if arguments.role:

@@ -29,7 +29,7 @@ class Job:
     store: str
     trust: str = "own"
     variables: Mapping[str, str] = field(default_factory=dict)
-    nice: int = 10
+    nice: int = 19
     threads: int = 0
 
     def line(self) -> bytes:

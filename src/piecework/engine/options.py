@@ -32,7 +32,7 @@ class EngineOptions:
     share_prefixes: bool = _option(True, "share the pages of equal beginnings")
     enforce_eager: bool = _option(False, "serve eager code alone: nothing is compiled or captured")
     wait_for: str = _option(NOW, "now, compiled or captured: what is there before the first answer")
-    compile_nice: int = _option(10, "how far the compile process stands back for everything else, 0 to 19")
+    compile_nice: int = _option(19, "how far the compile process stands back for everything else, 0 to 19")
     step_ahead: str = _option(AUTO, "launch a step before the last one's tokens are read: auto (on a GPU), on or off")
     idle_ms: float = _option(50.0, "time that work in gaps between steps may take at a time")
     rank_timeout_s: float = _option(300.0, "silence after which a rank takes the others for gone")
