@@ -9,6 +9,7 @@ wrote with `--junitxml` instead.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import pathlib
 import subprocess
 import sys
@@ -25,6 +26,8 @@ CAVEATS = (
 )
 FILES = ("tests/null/test_fusions.py", "tests/inductor/test_partition_inductor.py")
 
+CHOSEN = ("-m", "(slow or soak) and not gpu", "-k", "inductor- or architecture")
+
 
 def main() -> None:
     """Run the cases, or read what runs wrote, and write the result."""
@@ -37,7 +40,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             xml = pathlib.Path(folder) / "soak.xml"
-            words = [sys.executable, "-m", "pytest", "-n", "0", "-m", "soak and not gpu", f"--junitxml={xml}"]
+            words = [sys.executable, "-m", "pytest", "-n", "0", f"--junitxml={xml}", *CHOSEN]
             subprocess.run([*words, *FILES], cwd=REPOSITORY, check=False)
             body = read_results([xml])
     question = "Are models that are, or nearly are, what a pass looks for right under Inductor, however they are cut"
@@ -59,7 +62,9 @@ def read_results(files: list[pathlib.Path]) -> dict[str, object]:
         ways.setdefault(way, Counter())[outcome] += 1
         failed += [name] if bad else []
         seconds += float(case.get("time", 0))
-    return {"failed": len(failed), "names": failed, "ways": {k: dict(v) for k, v in ways.items()}, "seconds": seconds}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    ended = {way: dict(counts) for way, counts in ways.items()}
+    return {"versions": versions, "failed": len(failed), "names": failed, "ways": ended, "seconds": round(seconds)}
 
 
 if __name__ == "__main__":
