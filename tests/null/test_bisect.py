@@ -147,13 +147,13 @@ def alter_stored(store: Any, piece: str, fault: Callable[[str], str]) -> None:
             store.write_record(ARTIFACT, key, {**record, "text": store.write_blob(fault(text).encode())})
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", (0, 1, 2, 5, 6))  # in the last two an opaque operator refuses what a wrong piece gave
 def test_a_planted_fault_is_found(seed: int, tmp_path: Path) -> None:
     plant_and_find(seed, tmp_path / "repro")
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(5, 30))
+@pytest.mark.parametrize("seed", (3, 4, *range(7, 30)))
 def test_a_planted_fault_is_found_wherever_it_is(seed: int, tmp_path: Path) -> None:
     plant_and_find(seed, tmp_path / "repro")
 

@@ -18,6 +18,7 @@ from piecework.events import ArtifactCompiled, FallBack, Recorder, RecordHit, Re
 from piecework.pipeline import compile_model
 from piecework.runtime.program import Program
 from piecework.seam.fx import parse_piece
+from piecework.seam.loader import load
 from piecework.stages.verify import Verification
 from piecework.stages.verify.beside import Widened, expect
 from piecework.stages.verify.draw import Source
@@ -162,6 +163,19 @@ def test_only_numbers_above_zero_where_others_give_none() -> None:
     found = verdict_of(sums, sums)
     assert found.outcome == HELD and None not in found.facts["errors"]["s0=129"]
     assert verdict_of(sums, off_by_one_percent(sums)).outcome == FAILED
+
+
+def test_rounding_of_small_differences_of_large_numbers_is_no_fault() -> None:
+    """Another order of the sum is as good; which one is off by less is luck where the sum is all but nothing."""
+    spec = {"s0": "int", "x0": "float32[s0, 17] cpu"}
+    text = write_piece(spec, "v0 = x0.sum(-1)", "v1 = torch.reciprocal(v0)", "return (v1,)")
+    other = write_piece(spec, "v9 = x0.roll(3, -1)", "v0 = v9.sum(-1)", "v1 = torch.reciprocal(v0)", "return (v1,)")
+    piece = parse_piece(text)
+    (found,) = expect(piece, Source(piece).draw({"s0": 32})).against(load(Artifact(TEXT, other), kernel_path=Path))
+    assert found.is_fault and found.is_narrow
+    box = {"s0": Range(2, 32)}
+    assert verdict_of(text, other, box).outcome == HELD
+    assert verdict_of(text, with_result(other, 0, "torch.mul({}, 1.0001)"), box).outcome == FAILED
 
 
 def test_what_a_piece_writes_in_place_is_a_result() -> None:

@@ -7,6 +7,7 @@ differ, the first tensor of the first site, and the call inside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,16 +148,23 @@ class Search:
         self.modules = sorted({module for record in records for module in record.operators.values() if module})
 
     def find(self, eager: Callable[[], Any], run: Callable[[Call], Any], folder: Path | None = None) -> Finding:
-        """Compare the stages on one step: `eager` runs the model, `run` calls a program on the same inputs."""
+        """Compare the stages on one step: `eager` runs the model, `run` calls a program on the same inputs.
+
+        A program that raises for what a wrong piece gave it is a difference too; where no piece is wrong, so is raised.
+        """
         expected = eager()
         text = run(self._steps[0])
-        whole = run(self._program)
+        failure: Exception | None = None
+        try:
+            whole = run(self._program)
+        except Exception as error:  # noqa: BLE001  an opaque body may raise anything
+            failure, whole = error, text
         errors = sum(step.eager_error for step in self._steps)
         shared: dict[str, Any] = {
             "skipped": dict(self._steps[0].skipped),
             "calls": {name: sum(step.calls[name] for step in self._steps) for name in self._steps[0].calls},
             "eager_error": errors,
-            "result": _worst(whole, expected, errors),
+            "result": _worst(whole, expected, errors) if failure is None else _raises(failure),
         }
         traced = _worst(text, expected, 0.0)
         if traced is not None and traced.is_fault:
@@ -165,6 +173,8 @@ class Search:
         for form, stage in _STAGES.items():
             if form in first:
                 return self._explain(first[form], stage, folder, shared)
+        if failure is not None:
+            raise failure
         bound = _worst(whole, text, errors)
         if bound is not None and bound.is_fault:
             return Finding(BIND, bound, tensor=bound.name, **shared)
@@ -192,6 +202,11 @@ class Search:
             stage, found.difference, place.region, place.piece, box, name, inside,
             None if script is None else script.parent, **shared,
         )  # fmt: skip
+
+
+def _raises(error: Exception) -> Difference:
+    said = (str(error).strip().splitlines() or [""])[0]
+    return Difference("result", math.inf, 0.0, math.inf, f"the program raises `{type(error).__name__}: {said}`")
 
 
 def _own(value: Any) -> Any:
