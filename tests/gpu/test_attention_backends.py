@@ -26,6 +26,11 @@ def backend(name: str) -> Any:
         except ImportError:
             pytest.skip("this release has no varlen attention over block tables")
         return VarlenAttention()
+    if name == "flashinfer":
+        pytest.importorskip("flashinfer", reason="the package is not here")
+        from piecework.ops.flashinfer_attention import FlashInferAttention
+
+        return FlashInferAttention()
     return TritonAttention(quick_launch) if name == "quick" else TritonAttention()
 
 
@@ -60,7 +65,7 @@ def random_layout(rng: random.Random, page_size: int, num_pages: int, *, is_deco
     [{}, {"sliding_window": 40}, {"softcap": 20.0}, {"sinks": True}],
     ids=["plain", "window", "cap", "sinks"],
 )
-@pytest.mark.parametrize("name", ["varlen", "triton", "quick"])
+@pytest.mark.parametrize("name", ["varlen", "triton", "quick", "flashinfer"])
 @pytest.mark.parametrize("seed", range(4))
 def test_it_agrees_with_the_reference(name: str, rule: dict[str, Any], is_decode: bool, seed: int) -> None:
     rng = random.Random(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,24 @@ from torch import Tensor
 import piecework as pw
 from engine.counting import Adding, drain, request, served, tokens
 from parallel.programs import options
-from piecework.api.led import part_of
+from piecework.api.led import lead_engine, make_follower, part_of
+from piecework.api.opening import Opening, Stepping
+from piecework.api.serving import serving_options, unheard
 from piecework.api.together import join_ranks
+from piecework.engine.batch import empty_step
 from piecework.engine.follow import Follower
 from piecework.engine.lead import Lead
 from piecework.engine.loop import Engine
 from piecework.engine.options import EngineOptions
 from piecework.engine.sequence import SamplingParameters
 from piecework.engine.tiers import COMPILED
+from piecework.events import ignore
+from piecework.models.folder import open_folder
+from piecework.ops import AttentionBackend
+from piecework.runtime.program import Program
 
 SMALL = EngineOptions(max_num_sequences=4, max_num_batched_tokens=8, page_size=4, num_pages=16)
+CAPTURING = EngineOptions(max_num_sequences=4, max_num_batched_tokens=16, page_size=4, num_pages=64)
 PROMPTS = [[3], [7, 8, 9, 10, 11, 12, 13, 14, 15, 16], [5, 6], [4] * 7, [9, 3]]
 
 
@@ -113,3 +122,49 @@ def generate(folder: Path, store: Path, parameters: list[SamplingParameters]) ->
         told = error.message
     again = [one.token_ids for one in llm.generate(prompts, max_tokens=4, ignore_eos=True)]
     return found, told, again, torch.get_num_threads()
+
+
+class DryOpening(Opening):
+    """Captures on a CPU, by the device that records what a GPU would; keeps what was captured."""
+
+    def __init__(self, folder: Path, engine: EngineOptions, *, idle_sizes: tuple[int, ...] = (2, 4)) -> None:
+        asked = pw.CompileOptions(compiler="eager", tensor_parallel_size=2)
+        settings = serving_options(asked, engine)
+        super().__init__(open_folder(folder), "auto", "cpu", settings, engine, ignore, unheard)
+        self.idle_sizes = idle_sizes
+        self.made: list[pw.CapturedProgram] = []
+
+    def capture_of(
+        self, stepping: Stepping, backend: AttentionBackend, lead: Lead | None = None
+    ) -> Callable[[Program], Any]:
+        def captured(program: Program) -> Any:
+            made = pw.capture(
+                program,
+                device="dry",
+                options=pw.CaptureOptions(decode="piecewise", decode_sizes=self.idle_sizes, when="idle"),
+                steps=lambda phase, size: empty_step(stepping.caches, size, "cpu"),
+                phase_of=lambda: stepping.phase,
+            )
+            self.made.append(made)
+            return made if lead is None else lead.capturing(made, program)
+
+        return captured
+
+
+def capture(folder: Path, store: Path) -> Any:
+    """Answer while sizes are captured on both ranks, and once all are; return answers and what replayed what."""
+    joined = join_ranks(2, "cpu")
+    opening = DryOpening(folder, CAPTURING)
+    kept = pw.DiskStore(store)
+    if joined.rank:
+        make_follower(opening, kept, joined).follow()
+    else:
+        engine = lead_engine(opening, kept, joined, lambda: None)
+        before = ask_all(engine)
+        while engine.has_background_work:
+            engine.idle()
+        after, status = ask_all(engine), engine.status
+        engine.close()
+    (made,) = opening.made
+    replayed = sorted(made.sizes), dict(made.counts)
+    return replayed if joined.rank else (before, after, status.tier, status.trouble, replayed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import piecework as pw
 from engine.counting import expected
-from parallel.following import PROMPTS, answer, fail, generate
+from parallel.following import CAPTURING, PROMPTS, answer, ask_all, capture, fail, generate
 from parallel.several_ranks import on_ranks
+from piecework.api.folder import build_folder
+from piecework.api.serving import open_engine, serving_options
 from piecework.engine.packed import pack_step, unpack_step
 from piecework.engine.sequence import SamplingParameters
 from piecework.ops import Step
@@ -100,3 +104,17 @@ def test_sampled_answers_of_several_prompts_are_equal_on_all_ranks(tmp_path: Pat
     assert greedy[0] == list(first[0]["token_ids"][:4])
     (alone,) = on_ranks(1, generate, folder, tmp_path / "store", parameters)
     assert [each["token_ids"] for each in alone[0][0]][::3] == [each["token_ids"] for each in first][::3]
+
+
+def test_sizes_are_captured_on_all_ranks_and_replayed_by_all(tmp_path: Path) -> None:
+    folder = tiny_folder("llama", tmp_path / "model")
+    alone = open_engine(folder, engine=replace(CAPTURING, enforce_eager=True))
+    wanted = ask_all(alone)
+    settings = serving_options(pw.CompileOptions(compiler="eager", tensor_parallel_size=2), CAPTURING)
+    build_folder(folder, options=settings, store=pw.DiskStore(tmp_path / "store"))
+    (before, after, tier, trouble, replayed), others = on_ranks(2, capture, folder, tmp_path / "store")
+    assert before == after == wanted
+    assert (tier, trouble) == (2, "")
+    sizes, counts = replayed
+    assert sizes == [("decode", 2), ("decode", 4)] and counts["decode", "piecewise"] > 8
+    assert others == replayed, "both captured and replayed the same"

@@ -91,6 +91,10 @@ class EngineFlags:
     compile_nice: Annotated[
         int, flag(ENGINE_GROUP, "How far the compile process stands back, 0 to 19.", metavar="N")
     ] = 10
+    step_ahead: Annotated[
+        str,
+        flag(ENGINE_GROUP, "Launch steps before the last one's tokens are read: auto (GPU), on, off.", metavar="WHEN"),
+    ] = "auto"
 
 
 @Parameter(name="*")

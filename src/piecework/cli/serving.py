@@ -156,6 +156,7 @@ def _engine_options(flags: EngineFlags, compile_flags: CompileFlags, settings: S
         enforce_eager=bool(compile_flags.enforce_eager),
         wait_for=flags.wait_for,
         compile_nice=flags.compile_nice,
+        step_ahead=flags.step_ahead,
         rank_timeout_s=flags.rank_timeout_s,
     )
 
