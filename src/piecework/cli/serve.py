@@ -90,7 +90,7 @@ class EngineFlags:
     ] = 300.0
     compile_nice: Annotated[
         int, flag(ENGINE_GROUP, "How far the compile process stands back, 0 to 19.", metavar="N")
-    ] = 10
+    ] = 19
     step_ahead: Annotated[
         str,
         flag(ENGINE_GROUP, "Launch steps before the last one's tokens are read: auto (GPU), on, off.", metavar="WHEN"),
