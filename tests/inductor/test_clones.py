@@ -13,6 +13,7 @@ import piecework as pw
 from piecework.events import FallBack, Recorder
 from piecework.store.protocol import ARTIFACT
 
+WRITE = "clones_test::write"
 PAGES, WIDTH = 96, 24  # of the cache: sizes that nothing else in the model has
 
 _library = torch.library.Library("clones_test", "FRAGMENT")
@@ -49,12 +50,16 @@ def whole_copies(store: Any) -> int:
     return sum("empty" in line or "clone" in line or "alloc" in line for line in lines)
 
 
-@pytest.mark.parametrize("split_ops_only", [("clones_test::write",), ()], ids=["cut", "whole"])
-def test_no_written_input_is_cloned(split_ops_only: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("partition", "split_ops_only"),
+    [("fx", (WRITE,)), ("fx", ()), ("inductor", (WRITE,)), ("none", (WRITE,))],
+    ids=["fx", "fx without a cut", "inductor", "none"],
+)  # fmt: skip
+def test_no_written_input_is_cloned(partition: str, split_ops_only: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     model, store, recorder = Writes().eval(), pw.MemoryStore(), Recorder()
     options = pw.CompileOptions(
-        compiler="inductor", split_ops_only=split_ops_only, ranges=((2, 32),), size_one=False,
+        compiler="inductor", partition=partition, split_ops_only=split_ops_only, ranges=((2, 32),), size_one=False,
         max_num_batched_tokens=32, passes=("no_ops", "merge_linears_everywhere"),
     )  # fmt: skip
     example = (torch.rand(4, 8), torch.arange(4), torch.zeros(PAGES, WIDTH))
