@@ -60,9 +60,10 @@ def step_bytes(served: Served, num_tokens: int, num_rows: int) -> int:
     inner = int(config.get("intermediate_size") or 4 * hidden)
     inner *= max(1, int(config.get("num_experts_per_tok") or 1))  # each token goes through so many
     layer = num_tokens * (8 * hidden + 3 * inner) * max(served.dtype.itemsize, 2)
-    # Some models cannot choose rows. float32 logits, their probabilities in float64, and a sorted copy.
+    # Some models cannot choose rows. float32 logits, and in float64 their probabilities, these sorted with their places,
+    # and running sums.
     rows = num_rows if served.keeps_rows else num_tokens
-    return layer + rows * served.vocabulary_size * served.dtype.itemsize + num_rows * served.vocabulary_size * 20
+    return layer + rows * served.vocabulary_size * served.dtype.itemsize + num_rows * served.vocabulary_size * 48
 
 
 def meter_of(device: str) -> Meter | None:
