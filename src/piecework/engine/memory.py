@@ -60,8 +60,8 @@ def step_bytes(served: Served, num_tokens: int, num_rows: int) -> int:
     inner = int(config.get("intermediate_size") or 4 * hidden)
     inner *= max(1, int(config.get("num_experts_per_tok") or 1))  # each token goes through so many
     layer = num_tokens * (8 * hidden + 3 * inner) * max(served.dtype.itemsize, 2)
-    # Some models cannot choose rows. float32 logits, and in float64 their probabilities, these sorted with their places,
-    # and running sums.
+    # Some models cannot choose rows. Logits in float32; in float64 their probabilities, sorted with their places, and
+    # running sums.
     rows = num_rows if served.keeps_rows else num_tokens
     return layer + rows * served.vocabulary_size * served.dtype.itemsize + num_rows * served.vocabulary_size * 48
 
