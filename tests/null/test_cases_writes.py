@@ -103,6 +103,15 @@ class ViewOfInputReturned(nn.Module):
         return v * y[:, 2:], v
 
 
+class WriteBeforeTransform(nn.Module):
+    """What `torch.func` makes of a tensor lies where the tensor does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = ops.fresh(x)
+        y.view(-1).add_(x.shape[0])
+        return torch.func.vmap(lambda row: row * 2)(y)
+
+
 class BufferWritten(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +125,7 @@ class BufferWritten(nn.Module):
 
 MODELS = [
     WriteBesideView, WriteBesideChainOfViews, WriteOfViewSeenWhole, WriteAfterWrite, WriteOfInput, WriteByItem,
-    OperatorWrites, OperatorWritesView, ViewOfEarlierResult, ViewOfInputReturned,
+    OperatorWrites, OperatorWritesView, ViewOfEarlierResult, ViewOfInputReturned, WriteBeforeTransform,
 ]  # fmt: skip
 
 

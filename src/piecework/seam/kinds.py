@@ -133,5 +133,12 @@ def is_state(node: fx.Node) -> bool:
 
 
 def storage_of(value: Any) -> int:
-    """Return what identifies the memory of a traced tensor: equal for a tensor and its views."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else 0
+    """Return what identifies the memory of a traced tensor: equal for a tensor and its views.
+
+    What `torch.func` wraps inside a transform lies where the tensor below it does.
+    """
+    if not isinstance(value, torch.Tensor):
+        return 0
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return int(value.untyped_storage()._cdata)
