@@ -58,3 +58,25 @@ def test_answers_are_the_same_on_every_tier(architecture: str, tmp_path: Path) -
     assert [event.reason for event in watch.of(FallBack)] == []
     assert [event.reason for event in watch.of(CaptureFailed)] == []
     assert not watch.of(Uncovered)
+
+
+def test_500_random_requests_after_ready_compile_nothing(tmp_path: Path) -> None:
+    """Where Triton could: a kernel that no start-up step ran would be compiled while somebody waits."""
+    folder, rng = tiny_folder("qwen3", tmp_path / "model"), random.Random(1)
+    waiting = EngineOptions(wait_for="captured", **LIMITS)
+    engine = open_engine(folder, engine=waiting, store=pw.DiskStore(tmp_path / "store"), device="cuda", dtype="float32")
+    asked = [
+        Request(
+            str(number),
+            tuple(rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 90))),
+            SamplingParameters(
+                max_tokens=rng.randint(1, 24), ignore_eos=True, temperature=rng.choice([0.0, 0.8]), seed=number,
+                top_k=rng.choice([0, 5]), top_p=rng.choice([1.0, 0.9]), presence_penalty=rng.choice([0.0, 0.5]),
+            ),
+        )
+        for number in range(500)
+    ]  # fmt: skip
+    with pw.no_compile():
+        found = [answer for first in range(0, 500, 20) for answer in answer_all(engine, asked[first : first + 20])]
+    assert len(found) == 500 and all(answer.token_ids for answer in found)
+    engine.close()
