@@ -96,10 +96,10 @@ def test_a_body_that_was_handed_in_is_held_to_the_operator_s_fake() -> None:
 
 def test_a_size_is_looked_at_before_it_is_captured() -> None:
     program = compile_turns(pw.MemoryStore(), compiler="eager")
-    for kind, (_, said) in BROKEN.items():
+    for kind in ("dtype", "write"):  # of results, and of arguments: what else is looked at is looked at in calls too
         with breaking(kind), pytest.raises(PieceworkError) as raised:
             captured(Turns(), program=program, decode="piecewise", decode_sizes=(11,))
-        assert said in raised.value.message, kind
+        assert BROKEN[kind][1] in raised.value.message, kind
 
 
 def test_an_argument_that_was_written_is_put_back() -> None:
