@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from house.source_tree import ROOT
-from tiny_models import tiny_folder
+from tiny_models import tiny_folder, tiny_model
 
 EXAMPLES = ROOT / "examples"
 
@@ -53,6 +54,26 @@ def test_operators() -> None:
     assert "custom_ops none,+rms_norm: {'find_norms': 2, 'use_operators': 2}" in lines
     assert lines.count("  counting_norm ran") >= 2
     assert lines[-1] == "each gives what the model gives"
+
+
+def test_a_pass_of_ones_own() -> None:
+    lines = run_example("custom_pass.py").splitlines()
+    assert lines[:2] == ["square_as_product, version 1: 1 match", "it gives what the model gives"]
+    assert lines[2].startswith("refused: pass `half_result` broke the graph: result 0 is `float16[tokens] cpu`")
+
+
+def test_an_engine_loop_of_ones_own(tmp_path: Path) -> None:
+    folder, prompts = tiny_folder("llama", tmp_path / "model"), ([5, 6, 7], [8, 9], [10, 11, 12, 13])
+    asked = [",".join(map(str, prompt)) for prompt in prompts]
+    lines = run_example("engine_loop.py", folder, *asked).splitlines()
+    assert lines[2] == "step 2: 6 tokens of 3 requests"
+    model = tiny_model("llama")
+    for prompt, name, line in zip(prompts, asked, lines[-3:], strict=True):
+        said = list(prompt)
+        for _ in range(8):
+            with torch.no_grad():
+                said.append(int(model(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
+        assert line == f"{name}: {','.join(map(str, said[len(prompt) :]))}"
 
 
 def test_a_model_of_ones_own() -> None:
