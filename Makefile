@@ -51,8 +51,10 @@ types: setup
 layers: setup
 	$(BIN)/python scripts/check_layers.py
 
+# The pages, checked, and the site made of them, in site/.
 docs: setup
 	$(BIN)/python scripts/check_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: lint types layers docs
 
