@@ -51,10 +51,10 @@ types: setup
 layers: setup
 	$(BIN)/python scripts/check_layers.py
 
-# The pages, checked, and the site made of them, in site/.
+# The pages, checked, and the site made of them, in site/. Not --quiet: it silences warnings, and those are what --strict counts.
 docs: setup
 	$(BIN)/python scripts/check_docs.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint types layers docs
 

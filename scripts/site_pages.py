@@ -51,7 +51,8 @@ def on_files(files: Files, config: Any) -> Files:
     }
     for path in sorted(wanted):
         if (ROOT / path).exists():
-            files.append(File.generated(config, address(path), content=shown(path), inclusion=InclusionLevel.NOT_IN_NAV))
+            level = InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, address(path), content=shown(path), inclusion=level))
     return files
 
 

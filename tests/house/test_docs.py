@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import piecework
 from house.source_tree import ROOT
 
 
@@ -33,3 +35,15 @@ def test_what_leads_nowhere_is_found(checker: dict[str, Any], tmp_path: Path) ->
     assert [fault.reference for fault in faults] == [
         "gone.md", "#b", "piecework.errors.Nothing", "src/nothing.py", "pw.nothing", "make nothing",
     ]  # fmt: skip
+
+
+def test_every_public_name_has_its_reference() -> None:
+    pages = [page.read_text() for page in (ROOT / "docs/reference").glob("*.md")]
+    shown = set(re.findall(r"^::: (piecework[\w.]*)$", "\n".join(pages), re.MULTILINE))
+    places = vars(piecework)["_PLACES"]
+    wanted = {
+        path if path.endswith(f".{name}") and name in ("errors", "events") else f"{path}.{attribute or name}"
+        for name, place in places.items()
+        for path, _, attribute in [place.partition(":")]
+    }
+    assert shown == wanted
