@@ -24,9 +24,8 @@ from piecework.store.protocol import PROGRAM, KernelStore
 from piecework.values.arguments import bind_arguments, dynamic_leaves, symbol_sources
 from piecework.values.artifact import Compiler, keeping_apart, preparing
 from piecework.values.declaration import Dynamic
-from piecework.values.digest import digest_data
 from piecework.values.graph import OPAQUE, PIECE, Plan, SymbolSource, TracedGraph
-from piecework.values.key import factors_of_side, key_of
+from piecework.values.key import factors_of_side, key_of, program_key
 from piecework.values.record import Record
 from piecework.values.rewriting import GraphPass
 from piecework.values.shapes import Range, boxes_of, clip, combinations, format_box, hull, symbol_ranges
@@ -233,7 +232,7 @@ def _build_side(
             traced, plan, factors, own, artifacts, evidence, replace(source, notes={**source.notes, **notes}), store,
             proofs=side.proofs, bounds=bounds, siblings=siblings, cpp_compiler=request.cpp_compiler,
         )  # fmt: skip
-        key = f"{key_of(factors)}.{digest_data(record.as_dict())}"
+        key = program_key(factors, record.as_dict())
         store.write_record(PROGRAM, key, record.as_dict())
         leave_graph(key, record, plan.pieces, store, request.debug_folder, observer)
     return key, record

@@ -20,7 +20,7 @@ KERNELS = (b"", b"\x7fELF kernel one " * 300, b"\x7fELF kernel two " * 5, bytes(
 NOBODY = 65534
 
 
-def check_program(record: Mapping[str, Any]) -> str:
+def check_program(key: str, record: Mapping[str, Any]) -> str:
     """Say what a program record lacks."""
     return "" if record["pieces"] and all(record["pieces"]) else "it has no pieces"
 

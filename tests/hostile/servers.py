@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,43 @@ class _Quiet(SimpleHTTPRequestHandler):
 def file_server(folder: Path) -> Iterator[str]:
     """Serve a folder's files by plain HTTP, as any web server does; yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Endless(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.server.asked += 1  # type: ignore[attr-defined]
+        names = "".join(
+            f"<Contents><Key>records/program/aa/a{number}.record</Key><LastModified>2026-01-01T00:00:00.000Z"
+            f"</LastModified><ETag>e</ETag><Size>1</Size></Contents>"
+            for number in range(50)
+        )
+        more = f"<NextContinuationToken>{self.server.asked}</NextContinuationToken>"  # type: ignore[attr-defined]
+        body = f"<ListBucketResult><IsTruncated>true</IsTruncated>{names}{more}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def endless_server() -> Iterator[str]:
+    """Speak S3, and list objects without end; yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
+    server.asked = 0  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hostile.remote_starts import filled, remote, start, warnings_of
-from hostile.servers import file_server, free_port, rude_server
+from hostile.servers import endless_server, file_server, free_port, rude_server
 from piecework.errors import ArtifactMissing, OptionError
 from piecework.events import (
     ArtifactCompiled,
@@ -183,3 +183,16 @@ def test_observers_see_remote_reads(tmp_path: Path) -> None:
         taken.read_record("program", key)
     kinds = [event.as_dict()["kind"] for event in seen.events if type(event).__name__ == "StoreRead"]
     assert kinds.count("program") == 1 and "artifact" in kinds and "blob" in kinds
+
+
+def test_a_list_without_end_is_left_when_patience_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing goes on asking in the background when nobody waits any more."""
+    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "r"}.items():
+        monkeypatch.setenv(name, value)
+    with endless_server() as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        seen = Recorder()
+        link = Link("s3://bucket?patience_s=0.2", observer=seen)
+        assert link.list("") is None and link.is_resting
+        assert link._crew.settle()
+        assert warnings_of(seen) == ["it was waited for 0.2 s in all; what is missing is made here"]

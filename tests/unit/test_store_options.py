@@ -122,7 +122,7 @@ def test_a_check_of_a_kind_makes_a_record_without_pieces_a_miss(tmp_path: Path) 
     DiskStore(tmp_path / "s").write_record("program", "other", {})
     store = DiskStore(
         tmp_path / "s",
-        checks={"program": lambda record: "" if record["pieces"] else "it has no pieces"},
+        checks={"program": lambda key, record: "" if record["pieces"] else "it has no pieces"},
         observer=recorder,
     )
     assert not store.has_record("program", "key") and not store.has_record("program", "other")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from piecework.env import Environment
-from piecework.errors import CorruptEntry, OptionError
+from piecework.errors import OptionError
 from piecework.events import (
     ArtifactCompiled,
     ArtifactReused,
@@ -21,13 +20,12 @@ from piecework.events import (
     SplitDone,
     StoreWarning,
 )
-from piecework.stages.load import is_loadable
 from piecework.store.disk import DiskStore
 from piecework.store.layout import default_folder, is_remote, remote_folder
 from piecework.store.memory import MemoryStore
-from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore
+from piecework.store.protocol import KernelStore
 from piecework.store.trust import AnyFiles, OwnFiles, Trust
-from piecework.values.record import record_from
+from piecework.values.faults import CHECKS
 
 log = logging.getLogger("piecework")
 
@@ -75,21 +73,6 @@ def trust_of(policy: str, trusted_keys: str) -> Trust:
 
         return SignedRecords(read_trusted(Path(trusted_keys)))
     raise OptionError(f"trust policy `{policy}` is unknown", hint="use own, signed or any")
-
-
-def _program_fault(record: Mapping[str, Any]) -> str:
-    try:
-        record_from(record)
-    except CorruptEntry as error:
-        return error.message
-    return ""
-
-
-def _artifact_fault(record: Mapping[str, Any]) -> str:
-    return "" if is_loadable(record) else "it does not name what loading needs"
-
-
-CHECKS = {PROGRAM: _program_fault, ARTIFACT: _artifact_fault}
 
 
 def report_to_log(event: Any) -> None:

@@ -13,7 +13,6 @@ from piecework.cli.flags import CompileFlags, ModelFlags, StoreFlags
 from piecework.cli.progress import progress
 from piecework.cli.ranks import noting_signals, sharing
 from piecework.cli.settings import Settings, gather, open_store
-from piecework.cli.start import checks_for
 from piecework.env import Environment
 from piecework.errors import EngineError, OptionError
 from piecework.events import Observer
@@ -92,7 +91,7 @@ class Startup:
             "device": flags.device,
             "options": self.settings.options,
             "engine": self.engine,
-            "store": open_store(self.settings, self.observer, checks_for(self.settings)),
+            "store": open_store(self.settings, self.observer),
             "observer": self.observer,
             "offline": flags.offline,
         }

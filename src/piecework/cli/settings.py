@@ -27,7 +27,7 @@ from piecework.env import Environment
 from piecework.errors import OptionError
 from piecework.events import Observer
 from piecework.options import NONE, CompileOptions, from_mapping
-from piecework.store.protocol import KernelStore, RecordCheck
+from piecework.store.protocol import KernelStore
 
 DEFAULT, COMMAND_LINE = "default", "command line"
 LEVEL_TABLE, OTHER = "level table", "other options"
@@ -172,11 +172,12 @@ def _store(flags: StoreFlags, environment: Environment) -> tuple[StoreFlags, dic
     return StoreFlags(**values, strict=flags.strict), origins
 
 
-def open_store(settings: Settings, observer: Observer, checks: Mapping[str, RecordCheck] | None = None) -> KernelStore:
-    """Open the store that the settings name; `checks` say what a record of each kind must hold."""
+def open_store(settings: Settings, observer: Observer) -> KernelStore:
+    """Open the store that the settings name."""
     from piecework.store.disk import DiskStore
     from piecework.store.layout import default_folder, is_remote, remote_folder
     from piecework.store.memory import MemoryStore
+    from piecework.values.faults import CHECKS
 
     flags = settings.store
     if flags.store == "memory":
@@ -191,7 +192,7 @@ def open_store(settings: Settings, observer: Observer, checks: Mapping[str, Reco
         write_only=bool(flags.store_write_only),
         strict=settings.options.strict,
         trust=_trust(str(flags.trust), Path(str(flags.trusted_keys))),
-        checks=checks,
+        checks=CHECKS,
         observer=observer,
         record_uses=True,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from piecework.cli.flags import WATCH_DEFAULTS, CompileFlags, StoreFlags, WatchFlags
 from piecework.cli.progress import progress
@@ -15,7 +14,7 @@ from piecework.diagnostics.counters import Counters
 from piecework.diagnostics.report_lines import ReportLines
 from piecework.env import Environment
 from piecework.events import Observer, fan_out
-from piecework.store.protocol import ARTIFACT, PROGRAM, KernelStore, RecordCheck
+from piecework.store.protocol import KernelStore
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,4 @@ def starting(
     with progress() as draw, watchers(watch_flags) as more:
         counters = Counters()
         observer = fan_out(counters, ReportLines(str(settings.store.store)), draw, *more)
-        yield Start(settings, open_store(settings, observer, checks_for(settings)), counters, observer)
-
-
-def checks_for(settings: Settings) -> Mapping[str, RecordCheck]:
-    """Return what records must hold, known when the first is read: it takes torch, which nothing before that needs."""
-    if settings.store.store == "memory":
-        return {}
-
-    def check_of(kind: str) -> RecordCheck:
-        def check(record: Mapping[str, Any]) -> str:
-            from piecework.api.stores import CHECKS
-
-            return CHECKS[kind](record)
-
-        return check
-
-    return {kind: check_of(kind) for kind in (PROGRAM, ARTIFACT)}
+        yield Start(settings, open_store(settings, observer), counters, observer)

@@ -54,7 +54,7 @@ def find_or_plan(
     store: SharedStore,
     observer: Observer,
     offline: bool,
-) -> tuple[str, Record, Store]:
+) -> tuple[str, Record, SharedStore]:
     """Return a folder's record, its key and where it is: the store's, or one traced and cut here without compiling.
 
     A record made here has the keys that its artifacts would have; the given store gets nothing of it.

@@ -35,6 +35,7 @@ from piecework.store.nearest import Neighbours
 from piecework.store.protocol import ARTIFACT, SharedStore
 from piecework.values.artifact import Artifact, Compiler
 from piecework.values.digest import digest_text
+from piecework.values.faults import artifact_fault
 from piecework.values.key import artifact_factors, key_of
 from piecework.values.narrow import MOST_PARTS, Part, kept_box, rest_of
 from piecework.values.shapes import Box, format_box
@@ -281,10 +282,13 @@ def _stored_part(line: Line, key: str, job: Job, may_cut: bool) -> Part | None:
         record = store.read_record(ARTIFACT, key)
     except ArtifactMissing:
         return None
+    if fault := artifact_fault(key, record):
+        store.set_aside(ARTIFACT, key, fault)
+        return None
     if not (store.has_blob(record["text"]) and all(store.has_blob(digest) for digest in record["kernels"].values())):
         return None
     given_s = record["facts"].get("budget_s", 0)
-    is_another = record.get("factors", {}).get("piece") != digest_text(job.text)
+    is_another = record["factors"].get("piece") != digest_text(job.text)
     if is_another or (given_s and not 0 < line.budget_s <= given_s):
         return None
     kept = _part_of(tuple(record["guards"]), job.box, may_cut)

@@ -11,8 +11,9 @@ from piecework.errors import ArtifactMissing, BindError, CorruptEntry
 from piecework.events import FallBack, Observer, RecordHit, RecordMiss, phase
 from piecework.seam.operators import changed_operators
 from piecework.store.nearest import Nearest, Neighbours
-from piecework.store.protocol import ARTIFACT, PROGRAM, SharedStore, Store
+from piecework.store.protocol import ARTIFACT, PROGRAM, SharedStore
 from piecework.values.declaration import registry
+from piecework.values.faults import program_fault
 from piecework.values.key import key_of
 from piecework.values.record import Record, record_from
 
@@ -35,7 +36,7 @@ def _first_fresh(
     reasons: list[str] = []
     for key in _candidates(store, group):
         try:
-            record = record_from(store.read_record(PROGRAM, key))
+            record = _read(key, store)
             reason = _changed_split(record) or why_stale(record)
         except (ArtifactMissing, CorruptEntry) as error:
             reason = error.message
@@ -120,10 +121,19 @@ def require_modules(record: Record) -> None:
             )
 
 
-def read_program(key: str, store: Store) -> Record:
+def _read(key: str, store: SharedStore) -> Record:
+    """Return a program's record; one that is not what its key was made of is set aside, and a miss."""
+    found = store.read_record(PROGRAM, key)
+    if fault := program_fault(key, found):
+        store.set_aside(PROGRAM, key, fault)
+        raise ArtifactMissing(f"the program `{key[:12]}`: {fault}", facts={"key": key, "reason": fault})
+    return record_from(found)
+
+
+def read_program(key: str, store: SharedStore) -> Record:
     """Return the record of a program by its key."""
     try:
-        return record_from(store.read_record(PROGRAM, key))
+        return _read(key, store)
     except ArtifactMissing as error:
         known = len(store.list_records(PROGRAM))
         raise ArtifactMissing(
@@ -133,12 +143,12 @@ def read_program(key: str, store: Store) -> Record:
         ) from error
 
 
-def with_siblings(record: Record, store: Store) -> tuple[Record, ...]:
+def with_siblings(record: Record, store: SharedStore) -> tuple[Record, ...]:
     """Return a record and those that serve its other sizes."""
     return (record, *(read_program(key, store) for key in record.siblings))
 
 
-def require_artifacts(record: Record, store: Store) -> None:
+def require_artifacts(record: Record, store: SharedStore) -> None:
     """Raise ArtifactMissing unless everything that a start from the record reads is in the store, and whole."""
     for one in with_siblings(record, store):
         store.read_blob(one.constants)

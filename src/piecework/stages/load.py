@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from piecework.errors import ArtifactMissing, CorruptEntry
+from piecework.errors import ArtifactMissing, CorruptEntry, PieceworkError
 from piecework.events import ArtifactLoaded, Observer
 from piecework.seam.loader import load
 from piecework.spans import spanning
 from piecework.store.protocol import ARTIFACT, KernelStore
 from piecework.values.artifact import Artifact, LoadedPiece
+from piecework.values.faults import artifact_fault
 
 
 def load_artifacts(
@@ -46,21 +46,27 @@ def _load(key: str, piece: str, number: int, box: str, store: KernelStore, obser
 def _read(key: str, piece: str, number: int, store: KernelStore) -> tuple[LoadedPiece, int]:
     """Read an artifact and make it runnable; return it and its size."""
     record = store.read_record(ARTIFACT, key)
-    if record.get("factors", {}).get("piece") != piece:
+    if fault := artifact_fault(key, record):
+        store.set_aside(ARTIFACT, key, fault)
+        raise ArtifactMissing(f"artifact `{key[:12]}`: {fault}", facts={"key": key, "reason": fault})
+    if record["factors"].get("piece") != piece:
         raise ArtifactMissing(
             f"the artifact under key `{key[:12]}` was made of another piece than piece {number}",
             hint="`piecework store verify` shows what else is not what it says; the next start compiles it anew",
             facts={"key": key, "piece": piece},
         )
+    kernels = {name: store.read_blob(digest) for name, digest in record["kernels"].items()}
+    text = store.read_blob(record["text"]).decode("utf-8", "replace")
+    artifact = Artifact(record["kind"], text, kernels, tuple(record["guards"]), record["facts"])
     try:
-        kind, text, kernels = record["kind"], store.read_blob(record["text"]).decode(), dict(record["kernels"])
-        guards, facts, size_bytes = tuple(record["guards"]), dict(record["facts"]), int(record["size_bytes"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptEntry(f"artifact `{key[:12]}` does not hold what its format says: {error}") from error
-    artifact = Artifact(kind, text, {name: store.read_blob(digest) for name, digest in kernels.items()}, guards, facts)
-    return load(artifact, kernel_path=store.kernel_path), size_bytes
-
-
-def is_loadable(record: Any) -> bool:
-    """Tell whether an artifact record names everything that loading needs."""
-    return isinstance(record, Mapping) and {"kind", "text", "kernels", "guards", "facts", "size_bytes"} <= set(record)
+        return load(artifact, kernel_path=store.kernel_path), record["size_bytes"]
+    except PieceworkError:
+        raise
+    except Exception as error:
+        # Its bytes are those that were written: what wrote them, this release or this machine is at fault. To take it
+        # for a miss would hide that behind a compile at each start.
+        raise CorruptEntry(
+            f"artifact `{key[:12]}` cannot be loaded: {type(error).__name__}: {str(error)[:300]}",
+            hint="`--store-write-only` makes everything anew; if it comes back, it is a bug here: please report it",
+            facts={"key": key},
+        ) from error

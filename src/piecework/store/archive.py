@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from piecework.errors import ArtifactMissing, CorruptEntry, FormatTooNew, Option
 from piecework.store.disk import DiskStore
 from piecework.store.entries import MARKER_BODY, MAXIMUM_BLOB_BYTES
 from piecework.store.envelope import RECORD_WORD, STORE_WORD, Damaged, NewerFormat, decode_record, seal, unseal
-from piecework.store.files import publish
+from piecework.store.files import READ_FLAGS, publish
 from piecework.store.inventory import Name, close_over, list_stored
 from piecework.store.layout import (
     BLOBS,
@@ -67,6 +68,9 @@ class Member:
 
 def export_archive(store: DiskStore, file: Path, keep: Iterable[Name] | None = None) -> Archived:
     """Write records (all, or those of `keep`) and whatever they refer to into one file, replacing it whole."""
+    file = Path(os.path.realpath(file))  # what a link names is written, the link stays
+    if os.path.lexists(file) and not (file.is_file() or file.is_dir()):  # it would be replaced: a pipe, /dev/stdout
+        raise OptionError(f"`{file}` is no plain file", hint="name a new file, in whose place it can be put")
     stored = {record.name: record for record in list_stored(store)}
     chosen = list(stored if keep is None else keep)
     for kind, key in chosen:
@@ -137,7 +141,9 @@ def import_archive(store: DiskStore, file: Path) -> Archived:
     """
     store.check_writable()
     try:
-        with open(file, "rb") as archive:
+        with open(os.open(file, READ_FLAGS & ~os.O_NOFOLLOW), "rb") as archive:
+            if not stat.S_ISREG(os.fstat(archive.fileno()).st_mode):
+                raise OSError("not a file that can be read twice")
             records = _read_records(store, file, archive)
             archive.seek(0)
             blobs = 0
@@ -147,7 +153,8 @@ def import_archive(store: DiskStore, file: Path) -> Archived:
                     blobs += 1
             size = archive.tell()
     except OSError as error:
-        raise OptionError(f"`{file}` cannot be read: {error.strerror}", hint="name a file that export wrote") from error
+        reason = error.strerror or "it is no plain file"
+        raise OptionError(f"`{file}` cannot be read: {reason}", hint="name a file that export wrote") from error
     for (kind, key), (record, signatures) in records.items():
         store.write_record(kind, key, record)
         if signatures is not None:

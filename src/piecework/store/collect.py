@@ -176,7 +176,8 @@ def _look(store: DiskStore, parts: Parts) -> os.stat_result | None:
 
 def _remove_all(store: DiskStore, parts: Parts, status: os.stat_result) -> None:
     with suppress(OSError):
-        if stat.S_ISDIR(status.st_mode):
-            shutil.rmtree(store.path.joinpath(*parts), ignore_errors=True)
+        if stat.S_ISDIR(status.st_mode):  # by descriptor: where others write, a path may be a link by now
+            with open_folder(store.path, parts[:-1]) as folder:
+                shutil.rmtree(parts[-1], ignore_errors=True, dir_fd=folder)
         else:
             remove(store.path, parts)

@@ -26,9 +26,11 @@ from piecework.store.layout import (
     blob_parts,
     digests_in,
     fan_out,
+    is_key,
     kind_parts,
     record_parts,
     signature_parts,
+    store_path,
     use_parts,
 )
 from piecework.store.memory import MemoryStore
@@ -61,7 +63,7 @@ class DiskStore:
         record_uses: bool = False,
         on_step: Step = no_step,
     ) -> None:
-        self.path = Path(os.path.abspath(path))
+        self.path = store_path(path)
         self.read_only = read_only
         self.write_only = write_only
         self.strict = strict
@@ -205,7 +207,7 @@ class DiskStore:
         folders = [fan_out(group)] if len(group) > 1 else list_folder(self.path, parts)
         names = (name for folder in folders for name in list_folder(self.path, (*parts, folder)))
         keys = {name.removesuffix(RECORD_SUFFIX) for name in names if name.endswith(RECORD_SUFFIX)}
-        found = {key for key in keys if key.startswith(prefix) and not self._is_hidden((kind, key))}
+        found = {k for k in keys if is_key(k) and k.startswith(prefix) and not self._is_hidden((kind, k))}
         return sorted(found | set(self._memory.list_records(kind, group)))
 
     def delete_record(self, kind: str, key: str) -> None:

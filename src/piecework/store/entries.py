@@ -22,13 +22,14 @@ from piecework.store.envelope import (
     seal,
     unseal,
 )
-from piecework.store.files import Step, open_file, publish, read_all, set_aside
+from piecework.store.files import Step, digest_of, open_file, publish, read_all, set_aside
 from piecework.store.layout import FORMAT, MARKER, Parts, signature_parts
 from piecework.store.protocol import Record, RecordCheck
 from piecework.store.trust import Trust, fault_of, find_open_folder
 from piecework.values.digest import digest_bytes
 
 MAXIMUM_BLOB_BYTES = 8 << 30
+LARGE_BYTES = 64 << 20  # from here on a blob is compared before it takes memory
 FAULTS_OF_A_RECORD = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 MARKER_BODY = b"entries below this folder are described in docs/format.md of Piecework\n"
 
@@ -65,7 +66,7 @@ class Entries:
                 hint="blobs are loaded through their record; read it first",
                 facts={"digest": digest},
             )
-        data, status = self._read(parts, MAXIMUM_BLOB_BYTES, quiet)
+        data, status = self._read(parts, MAXIMUM_BLOB_BYTES, quiet, digest)
         if digest_bytes(data) != digest:
             self.reject(parts, f"its digest is not the one it is named by ({len(data)} bytes)", status)
         return data
@@ -77,7 +78,7 @@ class Entries:
         body, status = self.read_body(parts, kind, key, own=own, quiet=quiet)
         try:
             record = decode_record(kind, key, body)
-            self.check(kind, record)
+            self.check(kind, key, record)
         except Damaged as error:
             self.reject(parts, str(error), status)
         return record, status.st_size
@@ -102,19 +103,19 @@ class Entries:
         """Let policy judge a record that comes from elsewhere; the blobs that its signer vouched for may be read."""
         self._vouched |= self.trust.check_record(kind, key, body, signatures)
 
-    def check(self, kind: str, record: Record) -> None:
+    def check(self, kind: str, key: str, record: Record) -> None:
         """Raise `Damaged` where a record lacks what those of its kind have."""
         check = self._checks.get(kind)
         if check is None:
             return
         try:
-            fault = check(record)
+            fault = check(key, record)
         except FAULTS_OF_A_RECORD as error:
             fault = f"it lacks what {kind} records have ({type(error).__name__}: {error})"
         if fault:
             raise Damaged(fault)
 
-    def _read(self, parts: Parts, limit: int, quiet: bool) -> tuple[bytes, os.stat_result]:
+    def _read(self, parts: Parts, limit: int, quiet: bool, digest: str = "") -> tuple[bytes, os.stat_result]:
         self.check_folder()
         status: os.stat_result | None = None
         try:
@@ -122,6 +123,8 @@ class Entries:
                 self.trust.check_file(self.root.joinpath(*parts), status)
                 if status.st_size > limit:
                     raise Damaged(f"it is {status.st_size} bytes long, of {limit} at most")
+                if digest and status.st_size > LARGE_BYTES and digest_of(descriptor) != digest:
+                    raise Damaged(f"its digest is not the one it is named by ({status.st_size} bytes)")
                 return read_all(descriptor, status.st_size), status
         except FileNotFoundError:
             raise ArtifactMissing(f"`{parts[-1]}` is not in store `{self.root}`", facts={"path": parts[-1]}) from None

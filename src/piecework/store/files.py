@@ -7,6 +7,7 @@ folder or file of the store leads nowhere: it is damage, like any other thing th
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -99,12 +100,24 @@ def read_all(descriptor: int, size: int) -> bytes:
     """Read a file whose size was taken when it was opened; one that grew meanwhile is cut one byte later."""
     chunks, left = [], size + 1
     try:
-        while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 24))):
+        while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 30))):
             chunks.append(chunk)
             left -= len(chunk)
     except OSError as error:
         raise _translate(error) from None
     return b"".join(chunks)
+
+
+def digest_of(descriptor: int) -> str:
+    """Return the SHA-256 of an open file without holding it in memory; a file may claim more than there is."""
+    found, offset = hashlib.sha256(), 0
+    try:
+        while chunk := os.pread(descriptor, 1 << 20, offset):
+            found.update(chunk)
+            offset += len(chunk)
+    except OSError as error:
+        raise _translate(error) from None
+    return found.hexdigest()
 
 
 @contextmanager
@@ -129,6 +142,7 @@ def _enter(root: Path, parts: Parts, part: str, parent: int) -> int:
         except FileNotFoundError:
             with suppress(FileExistsError):
                 os.mkdir(part, FOLDER_MODE, dir_fd=parent)
+                _keep_for_owner(part, parent)
         except OSError as error:
             if error.errno not in NOT_A_FOLDER:
                 raise
@@ -136,11 +150,20 @@ def _enter(root: Path, parts: Parts, part: str, parent: int) -> int:
     return os.open(part, FOLDER_FLAGS, dir_fd=parent)
 
 
+def _keep_for_owner(part: str, parent: int) -> None:
+    """Let its owner into a folder that was made just now; a `umask` may have taken that away."""
+    mode = os.stat(part, dir_fd=parent, follow_symlinks=False).st_mode
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(part, stat.S_IMODE(mode) | stat.S_IRWXU, dir_fd=parent)
+
+
 def make_root(root: Path) -> None:
-    """Make the store's folder, for its owner alone, with the folders above it."""
-    if not root.is_dir():
-        root.parent.mkdir(mode=ROOT_MODE, parents=True, exist_ok=True)
-        root.mkdir(mode=ROOT_MODE, exist_ok=True)
+    """Make the store's folder, for its owner alone, with the folders above it: others' writing would be refused."""
+    for folder in (*reversed(root.parents), root):
+        if not folder.is_dir():
+            with suppress(FileExistsError):
+                os.mkdir(folder, ROOT_MODE)
+                os.chmod(folder, ROOT_MODE)  # a `umask` may take from its owner what a store needs
 
 
 def set_aside(root: Path, parts: Parts, seen: os.stat_result | None = None) -> bool:
@@ -177,6 +200,8 @@ def publish(root: Path, parts: Parts, data: bytes, step: Step = no_step, *, sync
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE, dir_fd=staging)
         try:
             try:
+                if not os.fstat(descriptor).st_mode & stat.S_IRUSR:  # a `umask` took it: nobody could ever read it
+                    os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR)
                 step("write")
                 _write(descriptor, data[: len(data) // 2])
                 step("write the rest")

@@ -28,6 +28,7 @@ from piecework.store.layout import (
     Parts,
     blob_parts,
     is_digest,
+    is_kind,
     names_in,
     record_parts,
     signature_parts,
@@ -112,8 +113,8 @@ def _is_blob(parts: Parts) -> bool:
 
 def list_names(store: DiskStore, kind: str = "") -> list[Name]:
     """Return kind and key of every record, or of those of one kind."""
-    kinds = [kind] if kind else list_folder(store.path, (RECORDS,))
-    return [(each, key) for each in kinds if each.isidentifier() for key in store.list_records(each)]
+    kinds = [kind] if kind else [name for name in list_folder(store.path, (RECORDS,)) if is_kind(name)]
+    return [(each, key) for each in kinds for key in store.list_records(each)]
 
 
 def list_stored(store: DiskStore, kind: str = "", blobs: Mapping[str, int] | None = None) -> list[StoredRecord]:

@@ -36,6 +36,16 @@ _DIGESTS_IN_TEXT = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _STRINGS_IN_TEXT = re.compile(r'"([A-Za-z0-9._-]{1,200})"')
 
 
+def is_kind(name: str) -> bool:
+    """Tell whether a folder's name is that of a kind of records; other programs leave folders of their own."""
+    return _KIND.fullmatch(name) is not None
+
+
+def is_key(name: str) -> bool:
+    """Tell whether a name can be a record's key."""
+    return _KEY.fullmatch(name) is not None
+
+
 def is_digest(text: str) -> bool:
     """Tell whether `text` is a SHA-256 in lower-case hex."""
     return _DIGEST.fullmatch(text) is not None
@@ -87,13 +97,13 @@ def fan_out(key: str) -> str:
 
 def check_kind(kind: str, error: type[StoreError]) -> None:
     """Raise `error` if `kind` may not become part of a path."""
-    if not _KIND.fullmatch(kind):
+    if not is_kind(kind):
         raise error(f"`{kind}` is no kind of record", hint="kinds are lower-case words, such as `program`")
 
 
 def _entry(top: str, kind: str, key: str, suffix: str, error: type[StoreError]) -> Parts:
     check_kind(kind, error)
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         raise error(
             f"`{key}` is no key of a record",
             hint="keys are up to 200 letters, digits, dots, dashes and underscores; `piecework store ls` lists them",
@@ -113,6 +123,13 @@ def digests_in(text: str) -> frozenset[str]:
 def names_in(text: str) -> frozenset[str]:
     """Return every string in a record's text that could be the key of another record."""
     return frozenset(_STRINGS_IN_TEXT.findall(text)) | digests_in(text)
+
+
+def store_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a store's folder; raises OptionError for what no path may hold."""
+    if "\0" in os.fsdecode(path):
+        raise OptionError("a store's path has a zero byte in it", hint="give a folder: `--store DIR`")
+    return Path(os.path.abspath(path))
 
 
 def is_remote(place: str) -> bool:

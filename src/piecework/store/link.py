@@ -34,6 +34,7 @@ PATIENCE_S = 1.0
 REST_S = 60.0
 UPLOAD_S = 60.0
 AT_ONCE = 16
+MOST_LISTED = 1_000_000
 SETTLE_S = 1.0  # what requests are given at the end of the process, and to end by themselves once nobody waits
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
 READ_ONLY = ("http", "https")
@@ -137,7 +138,12 @@ class Link:
 
     def _list(self, folder: str) -> Sequence[str] | None:
         try:
-            return [str(each["path"]) for each in self._reading.list(folder or None).collect()]
+            found: list[str] = []
+            for page in self._reading.list(folder or None):
+                found += (str(each["path"]) for each in page)
+                if self.is_resting or len(found) > MOST_LISTED:  # nobody waits any more, or it never ends
+                    raise OutOfTime(f"its list holds more than {len(found)} objects")
+            return found
         except NO_LISTING:
             return None
 

@@ -52,6 +52,8 @@ def is_dead(owner: Owner) -> bool:
         os.kill(owner.pid, 0)
     except ProcessLookupError:
         return True
+    except OverflowError:  # no process ever had that number
+        return True
     except PermissionError:
         pass
     return started_at(owner.pid) not in (owner.started, 0) or _is_zombie(owner.pid)

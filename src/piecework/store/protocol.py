@@ -19,9 +19,9 @@ MEMORY, DISK, REMOTE = "memory", "disk", "remote"
 
 Record = Mapping[str, Any]
 
-# Says what is wrong with a record of one kind, or "" where nothing is. A KeyError, TypeError, ValueError, IndexError or
-# AttributeError that it raises counts as a fault of the record.
-RecordCheck = Callable[[Record], str]
+# Says what is wrong with a record of one kind under its key, or "" where nothing is. A KeyError, TypeError, ValueError,
+# IndexError or AttributeError that it raises counts as a fault of the record.
+RecordCheck = Callable[[str, Record], str]
 
 
 class Store(Protocol):

@@ -208,7 +208,7 @@ class RemoteStore:
                 body = unseal(RECORD_WORD, data)
                 self.local.entries.vouch(kind, key, body, signatures)
                 record = decode_record(kind, key, body)
-                self.local.entries.check(kind, record)
+                self.local.entries.check(kind, key, record)
             except (Damaged, NewerFormat) as error:
                 self._warn(path, f"{error}; it was not read")
                 self._absent[path] = inf

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from piecework.errors import StoreError, UntrustedArtifact
+from piecework.errors import ArtifactMissing, StoreError, UntrustedArtifact
 from piecework.store.disk import DiskStore
-from piecework.store.files import list_folder, publish
+from piecework.store.files import publish
+from piecework.store.inventory import list_names
 from piecework.store.keys import PublicKey, SecretKey
-from piecework.store.layout import RECORDS, digests_in, record_parts, signature_parts
+from piecework.store.layout import digests_in, record_parts, signature_parts
 from piecework.store.trust import SIGNED
-from piecework.values.digest import canonical_json, digest_bytes
+from piecework.values.digest import canonical_json, digest_bytes, digest_data
 
 PAYLOAD_TYPE = "application/vnd.piecework.record.v1+json"
 DEFAULT_POLICY = "default"
@@ -74,10 +75,10 @@ def _toolchain_digest(body: bytes) -> str:
     """Return the digest of the record's `toolchain`, of null where it has none."""
     try:
         content = json.loads(body)
-    except (ValueError, RecursionError):
+        payload = content.get("payload") if isinstance(content, dict) else None
+        return digest_data(payload.get("toolchain") if isinstance(payload, dict) else None)
+    except (ValueError, RecursionError):  # a number that JSON does not have is a ValueError too
         return ""
-    payload = content.get("payload") if isinstance(content, dict) else None
-    return digest_bytes(canonical_json(payload.get("toolchain") if isinstance(payload, dict) else None).encode())
 
 
 def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
@@ -156,29 +157,31 @@ def _refuse(kind: str, key: str, reason: str) -> UntrustedArtifact:
 
 
 def sign_records(store: DiskStore, secret: SecretKey, policy: str = DEFAULT_POLICY) -> list[tuple[str, str]]:
-    """Sign every record that the store's own policy lets be read, and whose blobs are whole; return what was signed."""
+    """Sign every record that the store's own policy lets be read and that is whole; return what was signed."""
     store.check_writable()
     signed = []
-    for kind in list_folder(store.path, (RECORDS,)):
-        for key in store.list_records(kind):
+    for kind, key in list_names(store):
+        try:
+            store.entries.read_record(record_parts(kind, key), kind, key, quiet=True)  # of its own content, too
             body, _ = store.entries.read_body(record_parts(kind, key), kind, key, quiet=True)
-            for digest in sorted(digests_in(body.decode())):
-                store.has_blob(digest)  # a damaged one is told and moved away: what is signed must not be rotten
-            existing = store.entries.read_signatures(kind, key)
-            publish(store.path, signature_parts(kind, key), sign_body(kind, key, body, secret, policy, existing))
-            signed.append((kind, key))
+        except ArtifactMissing:  # damaged, which was told, or gone
+            continue
+        for digest in sorted(digests_in(body.decode("ascii", "replace"))):
+            store.has_blob(digest)  # a damaged one is told and moved away: what is signed must not be rotten
+        existing = store.entries.read_signatures(kind, key)
+        publish(store.path, signature_parts(kind, key), sign_body(kind, key, body, secret, policy, existing))
+        signed.append((kind, key))
     return signed
 
 
 def verify_records(store: DiskStore, trust: SignedRecords) -> dict[tuple[str, str], str]:
     """Check every record's signatures; return each record with what is wrong, the empty text where nothing is."""
     found = {}
-    for kind in list_folder(store.path, (RECORDS,)):
-        for key in store.list_records(kind):
-            try:
-                body, _ = store.entries.read_body(record_parts(kind, key), kind, key, quiet=True)
-                trust.check_record(kind, key, body, store.entries.read_signatures(kind, key))
-                found[kind, key] = ""
-            except StoreError as error:
-                found[kind, key] = str(error.facts.get("reason", error.message))
+    for kind, key in list_names(store):
+        try:
+            body, _ = store.entries.read_body(record_parts(kind, key), kind, key, quiet=True)
+            trust.check_record(kind, key, body, store.entries.read_signatures(kind, key))
+            found[kind, key] = ""
+        except StoreError as error:
+            found[kind, key] = str(error.facts.get("reason", error.message))
     return found

@@ -58,6 +58,11 @@ def key_of(factors: Mapping[str, Any]) -> str:
     return digest_data(factors)
 
 
+def program_key(factors: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the key of a program: what a start looks it up by, and the digest of all that its record says."""
+    return f"{key_of(factors)}.{digest_data(record)}"
+
+
 def differing(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted names of the factors in which two sets differ, with both values."""
     found = []

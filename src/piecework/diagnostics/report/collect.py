@@ -16,7 +16,7 @@ from piecework.diagnostics.traffic.model import LABEL, Traffic
 from piecework.diagnostics.traffic.step import record_traffic, step_sizes
 from piecework.errors import ArtifactMissing, CorruptEntry, PieceworkError
 from piecework.stages.find import read_program, with_siblings
-from piecework.store.protocol import PROGRAM, Store
+from piecework.store.protocol import PROGRAM, SharedStore
 from piecework.values.graph import BY_COMPILER
 from piecework.values.record import Record
 from piecework.values.shapes import Range, parse_range
@@ -35,7 +35,7 @@ from piecework.values.view import (
 _MANY_FACTS = 200
 
 
-def collect(run: Run, store: Store, *, title: str = "") -> View:
+def collect(run: Run, store: SharedStore, *, title: str = "") -> View:
     """Return the view of a run; programs that the store does not hold are left out."""
     programs = []
     for key in _keys(run):
@@ -91,7 +91,7 @@ def _about(run: Run) -> dict[str, str]:
     }
 
 
-def _program(key: str, record: Record, run: Run, store: Store) -> ProgramView:
+def _program(key: str, record: Record, run: Run, store: SharedStore) -> ProgramView:
     ranges = {name: tuple(cuts) for name, cuts in record.ranges.items()}
     cuts = [parse_range(text) for text in next(iter(ranges.values()), ())]
     captures = captures_of(run.events)
@@ -112,7 +112,7 @@ def _program(key: str, record: Record, run: Run, store: Store) -> ProgramView:
     )
 
 
-def _facts(record: Record, store: Store) -> tuple[tuple[str, str, str], ...]:
+def _facts(record: Record, store: SharedStore) -> tuple[tuple[str, str, str], ...]:
     found = explain_guards(record, store)["facts"]
     return tuple((fact["what"], fact["value"], fact["line"]) for fact in found[:_MANY_FACTS])
 
@@ -125,14 +125,14 @@ def _region(region: Mapping[str, Any], partition: str) -> RegionView:
     return RegionView(region["region"], region["kind"], -1, " + ".join(region["calls"]))
 
 
-def _piece(number: int, record: Record, run: Run, store: Store) -> PieceView:
+def _piece(number: int, record: Record, run: Run, store: SharedStore) -> PieceView:
     piece = record.pieces[number]
     regions = [i for i, region in enumerate(record.regions) if region["kind"] == "piece" and region["piece"] == number]
     text = store.read_blob(piece.text).decode()
     return PieceView(number, piece.text, text, tuple(regions), artifact_views(number, piece, run, store))
 
 
-def _traffic(record: Record, cuts: Sequence[Range], store: Store) -> tuple[Mapping[str, Any], ...]:
+def _traffic(record: Record, cuts: Sequence[Range], store: SharedStore) -> tuple[Mapping[str, Any], ...]:
     """Return the traffic of a small and of a large step; none where the graph's sizes cannot be told."""
     if not cuts:
         return ()

@@ -17,7 +17,7 @@ from piecework.models.folder import MIN_ROWS
 from piecework.options import CompileOptions
 from piecework.seam.toolchain import refuse_absent
 from piecework.stages.find import with_siblings
-from piecework.store.protocol import SharedStore, Store
+from piecework.store.protocol import SharedStore
 from piecework.values.record import Record
 from piecework.values.shapes import parse_range
 
@@ -80,7 +80,7 @@ def model_traffic(
     return record_traffic(record, where, step)
 
 
-def record_traffic(record: Record, where: Store, step: StepSizes) -> Traffic:
+def record_traffic(record: Record, where: SharedStore, step: StepSizes) -> Traffic:
     """Count what a step of a recorded program moves."""
     chosen = _serving(with_siblings(record, where), step.tokens)
     texts = [where.read_blob(piece.text).decode() for piece in chosen.pieces]
