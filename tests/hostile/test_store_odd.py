@@ -170,7 +170,7 @@ def test_a_folder_swapped_for_a_link_while_rubbish_goes_costs_nothing_elsewhere(
     thread = threading.Thread(target=swap)
     thread.start()
     try:
-        for _ in range(40):
+        for _ in range(150):
             collect(store, grace_s=-1.0)
     finally:
         finished.set()

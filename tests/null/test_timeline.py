@@ -30,6 +30,7 @@ from piecework.events import ArtifactCompiled, Phase, Recorder, RecordMiss, fan_
 from piecework.span_events import Imported, SubPhase, sub_phase, waiting
 from piecework.spans import carry, open_span, spanning
 from piecework.values.artifact import Artifact
+from piecework.values.key import program_key
 from piecework.values.shapes import Box
 
 
@@ -86,7 +87,9 @@ def test_what_pieces_will_need_is_begun_before_the_trace_of_a_first_build_alone(
     start(store, compiler=compiler)
     assert compiler.done == [], "it is warm"
     (key,) = store.list_records("program")
-    store.write_record("program", key, {**store.read_record("program", key), "cpp_compiler": "another"})
+    stale = {**store.read_record("program", key), "cpp_compiler": "another"}
+    store.delete_record("program", key)
+    store.write_record("program", program_key(stale["factors"], stale), stale)
     misses = Recorder()
     start(store, misses, compiler=compiler)
     assert len(misses.of(RecordMiss)) == 1
